@@ -1,0 +1,1 @@
+"""coterie: personalized federated learning with d-privacy, on Flower."""
