@@ -1,0 +1,41 @@
+"""Local training: plain SGD from a hypothesis, in torch."""
+
+import numpy as np
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from coterie.parameters import Layout, as_tensors
+from coterie.protocol import Vector
+from coterie.tasks import ClientData, Task, TrainingSettings
+
+
+def train(
+    task: Task,
+    model: nn.Module,
+    start: Vector,
+    layout: Layout,
+    data: ClientData,
+    settings: TrainingSettings,
+    *,
+    rng: np.random.Generator,
+) -> Vector:
+    """``settings.epochs`` passes of SGD over shuffled batches, from ``start`` (n,); a new vector (n,).
+
+    θ ← θ − s ∇ mean loss over the batch; the last batch of a pass may be smaller. ``rng`` orders the rows and
+    seeds torch's generator (for dropout), whose global state is left as it was. Diverging training returns
+    non-finite numbers: the gate decides what becomes of them.
+    """
+    vector = torch.from_numpy(start.copy()).requires_grad_()
+    model.train()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(rng.integers(2**63 - 1)))
+        for _ in range(settings.epochs):
+            order = torch.from_numpy(rng.permutation(data.rows))
+            for batch in order.split(settings.batch_size):
+                out = functional_call(model, as_tensors(vector, layout), (data.inputs[batch],))
+                loss = task.loss(out, data.targets[batch]).mean()
+                (gradient,) = torch.autograd.grad(loss, vector)
+                with torch.no_grad():
+                    vector -= settings.step_size * gradient
+    return vector.detach().numpy()
