@@ -59,9 +59,7 @@ class PrivacyPolicy:
         return math.fsum(size / self.noise_multiplier for size in self.sizes)
 
 
-def policy_for(
-    settings: ClientSettings, layout: Layout, proposed_norm: float | Mapping[str, float]
-) -> PrivacyPolicy:
+def policy_for(settings: ClientSettings, layout: Layout, proposed_norm: float | Mapping[str, float]) -> PrivacyPolicy:
     """The policy that a data holder's settings mean for a model; the task proposes the clipping norms.
 
     Raises ``CoterieError`` when the task proposes no norm for a layer.

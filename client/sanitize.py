@@ -126,9 +126,7 @@ class Gate:
         finite_loss, finite_score = (float(x) for x in np.nan_to_num([loss, score], nan=limit, posinf=limit))
         return ValidationReply(loss=finite_loss, score=finite_score)
 
-    def refuse(
-        self, request: TrainRequest | HypothesesMessage, reason: str, *, exhausted: bool = False
-    ) -> Refusal:
+    def refuse(self, request: TrainRequest | HypothesesMessage, reason: str, *, exhausted: bool = False) -> Refusal:
         """Record a refusal and return it."""
         self.ledger.record_refusal(request.run, request.round, reason)
         return Refusal(reason, exhausted=exhausted)

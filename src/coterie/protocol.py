@@ -94,9 +94,7 @@ class TrainRequest:
             ),
             proposal=PrivacyProposal(
                 noise_multiplier=take.optional("proposed-noise-multiplier", take.positive_number),
-                neighbourhood=take.optional(
-                    "proposed-neighbourhood", lambda name: take.one_of(name, Neighbourhood)
-                ),
+                neighbourhood=take.optional("proposed-neighbourhood", lambda name: take.one_of(name, Neighbourhood)),
                 clipping_norm=take.optional("proposed-clipping-norm", take.positive_number),
             ),
         )

@@ -1,0 +1,93 @@
+"""What a run leaves behind: one line a round, a summary, and the k models."""
+
+import json
+import os
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from coterie.errors import CoterieError
+from coterie.models import save_model
+from coterie.parameters import Layout
+from coterie.protocol import Vector
+from coterie.storage import write_atomically
+
+HISTORY_FILE = "history.jsonl"
+SUMMARY_FILE = "summary.json"
+SETTINGS_FILE = "run.json"
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """One round as the server saw it: only sanitized updates, refusals, and what held-out clients told."""
+
+    round: int
+    seconds: float
+    sampled: int
+    clients_per_hypothesis: tuple[int, ...]
+    refusals: Mapping[str, int] = field(default_factory=Counter)
+    failures: Mapping[str, int] = field(default_factory=Counter)
+    dropped: Mapping[str, int] = field(default_factory=Counter)
+    validation_loss: float | None = None
+    metric: float | None = None
+    validators: int = 0
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The end of a run, for people and programs."""
+
+    task: str
+    run: str
+    hypotheses: int
+    rounds: int
+    stopped: str
+    best_round: int
+    validation_loss: float | None
+    metric: float | None
+    metric_name: str
+    clients_per_hypothesis: tuple[int, ...]
+    trainers: int
+    validators: int
+    updates: int
+    refusals: Mapping[str, int]
+    failures: Mapping[str, int]
+    dropped: Mapping[str, int]
+    models_delivered: int
+    seconds: float
+    seconds_per_round: float
+    models: tuple[str, ...]
+
+
+def open_folder(folder: Path) -> None:
+    """Make the output folder. Raises ``CoterieError`` when it holds another run's history or cannot be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if (folder / HISTORY_FILE).exists():
+            raise CoterieError(f"Expected --out without an earlier run, found {folder / HISTORY_FILE}: name another")
+        (folder / HISTORY_FILE).touch()
+    except OSError as error:
+        raise CoterieError(f"Expected --out to be a writable folder, found: {error}") from error
+
+
+def append_round(folder: Path, record: RoundRecord) -> None:
+    """Add one line to the history, synced, so that a crash loses no finished round."""
+    with (folder / HISTORY_FILE).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(asdict(record)) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write JSON so that a reader sees the old file or the whole new one."""
+    write_atomically(path, (json.dumps(content, indent=2) + "\n").encode())
+
+
+def save_hypotheses(folder: Path, task: str, run: str, hypotheses: Vector, layout: Layout) -> tuple[str, ...]:
+    """Write ``hypothesis-<j>.safetensors`` for each of the k hypotheses; their paths."""
+    paths = [folder / f"hypothesis-{j}.safetensors" for j in range(len(hypotheses))]
+    for j, path in enumerate(paths):
+        save_model(path, task, hypotheses[j], layout, {"run": run, "hypothesis": str(j)})
+    return tuple(map(str, paths))

@@ -1,0 +1,116 @@
+"""The k hypotheses: averaging per cluster, assigning by distance, early stopping. Pure functions on arrays."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.config import Assignment, Weighting
+from coterie.protocol import UpdateReply, ValidationReply, Vector
+
+
+@dataclass(frozen=True)
+class Averaged:
+    """Hypotheses after a round, and how many updates went into each."""
+
+    hypotheses: Vector  # (k, n)
+    counts: tuple[int, ...]  # (k,)
+
+
+def problem_with(update: UpdateReply, hypotheses: Vector, assignment: Assignment, weighting: Weighting) -> str | None:
+    """Why an update must be dropped before it meets the average, or None when it is sound."""
+    k, n = hypotheses.shape
+    if update.vector.shape != (n,):
+        return f"update of {update.vector.size} numbers, expected {n}"
+    if not np.isfinite(update.vector).all():
+        return "update with non-finite numbers"
+    if assignment is Assignment.CLIENT and (update.hypothesis is None or not 0 <= update.hypothesis < k):
+        return f"hypothesis {update.hypothesis}, expected 0 to {k - 1}"
+    if weighting is Weighting.SAMPLES and update.rows is None:
+        return "no row count, expected one with weighting = samples"
+    return None
+
+
+def nearest(hypotheses: Vector, vectors: NDArray[np.floating]) -> NDArray[np.intp]:
+    """The index of the hypothesis nearest to each sanitized vector (m, n), in Euclidean distance: shape (m,).
+
+    The L2 Laplace density falls with distance, so nearest is most likely. This is the assignment step of k-means
+    started from the current hypotheses; with the averaging step it makes one Lloyd iteration a round. It only
+    post-processes what was released. Ties go to the lowest index.
+    """
+    known = hypotheses.astype(np.float64)
+    # One hypothesis at a time: (m, k, n) at once would not fit for large models.
+    distances = np.stack([np.linalg.norm(vectors.astype(np.float64) - vector, axis=1) for vector in known])
+    return np.argmin(distances, axis=0)
+
+
+def average(
+    hypotheses: Vector, updates: Sequence[UpdateReply], assignment: Assignment, weighting: Weighting
+) -> Averaged:
+    """θ_j ← the mean of the updates of cluster j; an empty cluster keeps its hypothesis (IFCA).
+
+    The mean is plain, or weighted by row counts. Sums are in float64. Updates must have passed ``problem_with``.
+    """
+    k = len(hypotheses)
+    if not updates:
+        return Averaged(hypotheses, (0,) * k)
+    vectors = np.stack([update.vector for update in updates])
+    if assignment is Assignment.CLIENT:
+        clusters = np.array([update.hypothesis for update in updates])
+    else:
+        clusters = nearest(hypotheses, vectors)
+    weights = np.array([update.rows if weighting is Weighting.SAMPLES else 1 for update in updates], np.float64)
+    averaged = hypotheses.copy()
+    for j in range(k):
+        mine = clusters == j
+        if mine.any():
+            averaged[j] = np.average(vectors[mine].astype(np.float64), axis=0, weights=weights[mine])
+    return Averaged(averaged, tuple(int(count) for count in np.bincount(clusters, minlength=k)))
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Mean over held-out clients of their least loss, and of the score under that hypothesis."""
+
+    loss: float
+    score: float
+    clients: int
+
+
+@dataclass(frozen=True)
+class BestSoFar:
+    """The hypotheses of the best validation, and how many validations have passed without a better one."""
+
+    round: int = 0
+    validation: Validation | None = None
+    hypotheses: Vector | None = None
+    without_improvement: int = 0
+
+    def observe(self, round_number: int, validation: Validation, hypotheses: Vector) -> "BestSoFar":
+        """The state after one more validation; an equal loss is no improvement."""
+        if self.validation is None or validation.loss < self.validation.loss:
+            return BestSoFar(round_number, validation, hypotheses)
+        return replace(self, without_improvement=self.without_improvement + 1)
+
+    def is_over(self, patience: int) -> bool:
+        """Whether ``patience`` validations in a row brought nothing better; 0 means never."""
+        return 0 < patience <= self.without_improvement
+
+
+def problem_with_validation(reply: ValidationReply) -> str | None:
+    """Why a held-out client's answer must be dropped before it meets the mean, or None when it is sound."""
+    if not (np.isfinite(reply.loss) and np.isfinite(reply.score)):
+        return "validation with non-finite numbers"
+    return None
+
+
+def mean_validation(replies: Sequence[ValidationReply]) -> Validation | None:
+    """The plain mean over held-out clients, or None for no reply."""
+    if not replies:
+        return None
+    return Validation(
+        loss=float(np.mean([reply.loss for reply in replies])),
+        score=float(np.mean([reply.score for reply in replies])),
+        clients=len(replies),
+    )

@@ -1,0 +1,344 @@
+"""The k hypotheses as a Flower strategy: messages out, replies in; the arithmetic is in ``hypotheses.py``."""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+
+from coterie.config import RunSettings
+from coterie.flower import from_record, to_record
+from coterie.protocol import (
+    Acknowledgement,
+    Fields,
+    HypothesesMessage,
+    MalformedMessage,
+    PrivacyProposal,
+    Refusal,
+    TrainRequest,
+    UpdateReply,
+    ValidationReply,
+    Vector,
+    parse_reply,
+)
+from coterie.server.history import RoundRecord
+from coterie.server.hypotheses import (
+    BestSoFar,
+    Validation,
+    average,
+    mean_validation,
+    problem_with,
+    problem_with_validation,
+)
+from coterie.server.roster import Roster
+from coterie.tasks import Task, TrainingSettings
+
+_HYPOTHESES = "hypotheses"
+_POLL_SECONDS = 0.25
+
+Wanted = TypeVar("Wanted", UpdateReply, ValidationReply, Acknowledgement)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended: the best validated hypotheses, or the last ones where nobody validates."""
+
+    hypotheses: Vector
+    best: BestSoFar
+    rounds: tuple[RoundRecord, ...]
+    stopped: str
+    trainers: int
+    validators: int
+    delivered: int
+    seconds: float
+
+
+@dataclass
+class _Tally:
+    """What came back in a round, by outcome; the keys are reasons."""
+
+    refusals: Counter[str] = field(default_factory=Counter)
+    failures: Counter[str] = field(default_factory=Counter)
+    dropped: Counter[str] = field(default_factory=Counter)
+
+
+class KHypotheses(Strategy):
+    """k hypotheses, U sampled clients a round, an average per cluster, validation on held-out clients.
+
+    ``identities`` names the online nodes: their node ids, each with an identity that outlives a reconnect.
+    ``log`` gets one line for people at a time; ``on_round`` gets each finished round.
+    """
+
+    def __init__(
+        self,
+        settings: RunSettings,
+        task: Task,
+        run: str,
+        *,
+        identities: Callable[[], dict[int, str]],
+        log: Callable[[str], None],
+        on_round: Callable[[RoundRecord], None],
+    ) -> None:
+        self._settings = settings
+        self._task = task
+        self._run = run
+        self._identities = identities
+        self._log = log
+        self._on_round = on_round
+        self._roster: Roster | None = None
+        self._known: set[str] = set()
+        self._exhausted: set[str] = set()
+        self._asked: dict[int, str] = {}
+        self._tally = _Tally()
+        self._validation: Validation | None = None
+
+    def summary(self) -> None:
+        """Log the run in one line."""
+        s = self._settings
+        self._log(
+            f"run {self._run}: task {s.task}, k = {s.hypotheses}, up to {s.rounds} rounds of "
+            f"{s.clients_per_round} clients, assignment by the {s.assignment}"
+        )
+
+    def run(self, grid: Grid, initial: Vector) -> Outcome:
+        """The whole run: wait for clients, train, validate, stop in time, hand the models to every client."""
+        self.summary()
+        arrays, best, rounds = _pack(initial), BestSoFar(), list[RoundRecord]()
+        began, stopped = time.monotonic(), "all rounds done"
+        try:
+            self._wait_for_clients()
+            began = time.monotonic()
+            for number in range(1, self._settings.rounds + 1):
+                if not self._wait_for_trainers():
+                    stopped = "every client has spent its budget"
+                    break
+                arrays, record = self._one_round(grid, number, arrays)
+                rounds.append(record)
+                self._on_round(record)
+                if self._validation is not None:
+                    best = best.observe(number, self._validation, _unpack(arrays))
+                if best.is_over(self._settings.patience):
+                    stopped = f"no better validation in {self._settings.patience} validations"
+                    break
+        except KeyboardInterrupt:
+            stopped = "interrupted"
+        seconds = time.monotonic() - began
+        final = _unpack(arrays) if best.hypotheses is None else best.hypotheses
+        held_out = sum(self._roster.validates(name) for name in self._known) if self._roster else 0
+        return Outcome(
+            hypotheses=final,
+            best=best,
+            rounds=tuple(rounds),
+            stopped=stopped,
+            trainers=len(self._known) - held_out,
+            validators=held_out,
+            delivered=self._deliver(grid, max(len(rounds), 1), final),
+            seconds=seconds,
+        )
+
+    def _one_round(self, grid: Grid, number: int, arrays: ArrayRecord) -> tuple[ArrayRecord, RoundRecord]:
+        began, timeout, config = time.monotonic(), self._settings.round_timeout, ConfigRecord()
+        self._tally, self._validation = _Tally(), None
+        requests = self.configure_train(number, arrays, config, grid)
+        replies = grid.send_and_receive(requests, timeout=timeout)
+        averaged, metrics = self.aggregate_train(number, replies)
+        questions = self.configure_evaluate(number, averaged, config, grid)
+        if questions:
+            self.aggregate_evaluate(number, grid.send_and_receive(questions, timeout=timeout))
+        record = RoundRecord(
+            round=number,
+            seconds=time.monotonic() - began,
+            sampled=len(requests),
+            clients_per_hypothesis=tuple(int(metrics[name]) for name in metrics),  # type: ignore[arg-type]
+            refusals=self._tally.refusals,
+            failures=self._tally.failures,
+            dropped=self._tally.dropped,
+        )
+        if self._validation is not None:
+            record = replace(
+                record,
+                validation_loss=self._validation.loss,
+                metric=self._task.report(self._validation.score),
+                validators=self._validation.clients,
+            )
+        return averaged, record
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """One request to each of U sampled trainers, all carrying the k hypotheses in one array."""
+        self._arrays = arrays
+        settings, defaults = self._settings, self._task.training
+        request = TrainRequest(
+            run=self._run,
+            round=server_round,
+            task=settings.task,
+            hypotheses=_unpack(arrays),
+            assignment=settings.assignment,
+            weighting=settings.weighting,
+            training=TrainingSettings(
+                epochs=settings.epochs or defaults.epochs,
+                step_size=settings.step_size or defaults.step_size,
+                batch_size=settings.batch_size or defaults.batch_size,
+            ),
+            proposal=PrivacyProposal(settings.noise_multiplier, settings.neighbourhood, settings.clipping_norm),
+        )
+        trainers = self._online_trainers()
+        roster = self._split(trainers.values())
+        chosen = set(roster.sample(trainers.values(), settings.clients_per_round, server_round))
+        nodes = {node: name for node, name in trainers.items() if name in chosen}
+        return self._messages(request.to_fields(), nodes, "train", server_round)
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord, MetricRecord]:
+        """The hypotheses averaged over the sound updates, and how many updates each one had."""
+        settings, hypotheses = self._settings, _unpack(self._arrays)
+        updates = []
+        for node, update in self._sort_out(replies, UpdateReply):
+            problem = problem_with(update, hypotheses, settings.assignment, settings.weighting)
+            if problem is None:
+                updates.append(update)
+            else:
+                self._drop(node, problem)
+        averaged = average(hypotheses, updates, settings.assignment, settings.weighting)
+        counts = {f"clients-{j}": count for j, count in enumerate(averaged.counts)}
+        return _pack(averaged.hypotheses), MetricRecord(dict(counts))
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """The hypotheses to every held-out client, every ``validate_every`` rounds and after the last."""
+        settings = self._settings
+        if server_round % settings.validate_every and server_round != settings.rounds:
+            return []
+        message = HypothesesMessage(self._run, server_round, settings.task, _unpack(arrays))
+        return self._messages(message.to_fields(), self._online_validators(), "evaluate", server_round)
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """The mean over held-out clients of their least loss, or None when nobody answered."""
+        sound = []
+        for node, reply in self._sort_out(replies, ValidationReply):
+            problem = problem_with_validation(reply)
+            if problem is None:
+                sound.append(reply)
+            else:
+                self._drop(node, problem)
+        self._validation = mean_validation(sound)
+        if self._validation is None:
+            return None
+        return MetricRecord({"validation-loss": self._validation.loss, "score": self._validation.score})
+
+    def _deliver(self, grid: Grid, number: int, hypotheses: Vector) -> int:
+        """The final hypotheses to every client that is online, trained or not; how many have them."""
+        message = HypothesesMessage(self._run, number, self._settings.task, hypotheses)
+        questions = self._messages(message.to_fields(), self._online(), "query", number)
+        self._log(f"handing the models to {len(questions)} clients")
+        replies = grid.send_and_receive(questions, timeout=self._settings.round_timeout)
+        return sum(1 for _ in self._sort_out(replies, Acknowledgement))
+
+    def _messages(self, fields: Fields, nodes: dict[int, str], kind: str, number: int) -> list[Message]:
+        self._asked = dict(nodes)
+        content = to_record(fields)
+        # The time to live is the round's timeout: later work would be charged to a ledger and never read.
+        return [Message(content, node, kind, ttl=self._settings.round_timeout, group_id=str(number)) for node in nodes]
+
+    def _sort_out(self, replies: Iterable[Message], wanted: type[Wanted]) -> list[tuple[int, Wanted]]:
+        """The replies of the wanted kind; everything else is counted by reason, and named in the log."""
+        missing, found = dict(self._asked), list[tuple[int, Wanted]]()
+        for message in replies:
+            node = message.metadata.src_node_id
+            missing.pop(node, None)
+            if message.has_error():
+                self._fail(node, f"error: {message.error.reason}")
+                continue
+            try:
+                reply = parse_reply(from_record(message.content))
+            except MalformedMessage as error:
+                self._drop(node, str(error))
+                continue
+            if isinstance(reply, Refusal):
+                self._tally.refusals[reply.reason] += 1
+                self._log(f"{self._name(node)} refused: {reply.reason}")
+                if reply.exhausted:
+                    self._exhausted.add(self._asked.get(node, ""))
+            elif isinstance(reply, wanted):
+                found.append((node, reply))
+            else:
+                self._drop(node, f"{type(reply).__name__} sent, {wanted.__name__} expected")
+        for node in missing:
+            self._fail(node, "no reply in time")
+        return found
+
+    def _name(self, node: int) -> str:
+        return f"node {node} ({self._asked.get(node, 'unknown')[:12]})"
+
+    def _drop(self, node: int, problem: str) -> None:
+        self._tally.dropped[problem] += 1
+        self._log(f"{self._name(node)} dropped: {problem}")
+
+    def _fail(self, node: int, problem: str) -> None:
+        self._tally.failures[problem] += 1
+        self._log(f"{self._name(node)} failed: {problem}")
+
+    def _wait_for_clients(self) -> None:
+        settings, said = self._settings, -1
+        while (here := len(self._online())) < settings.min_clients:
+            if here != said:
+                self._log(f"waiting for {settings.min_clients} clients, {here} here")
+                said = here
+            time.sleep(_POLL_SECONDS)
+        self._split(self._online().values())
+        trainers = len(self._online_trainers())
+        self._log(f"{here} clients here: {trainers} train, {here - trainers} are held out for validation")
+        if settings.clients_per_round > trainers:
+            self._log(
+                f"clients_per_round is {settings.clients_per_round}, but only {trainers} clients train: a round "
+                f"takes all of them (validation_fraction is {settings.validation_fraction:g})"
+            )
+
+    def _wait_for_trainers(self) -> bool:
+        """Wait until a client that may train is online; False when none is left that may."""
+        said = False
+        while not self._online_trainers():
+            trainers = {name for name in self._known if not self._split(self._known).validates(name)}
+            if trainers and trainers <= self._exhausted:
+                return False
+            if not said:
+                self._log("no client that trains is online: waiting")
+                said = True
+            time.sleep(_POLL_SECONDS)
+        return True
+
+    def _split(self, names: Iterable[str]) -> Roster:
+        if self._roster is None:
+            self._roster = Roster.split(set(names), self._settings.validation_fraction, self._settings.seed)
+        return self._roster
+
+    def _online(self) -> dict[int, str]:
+        online = self._identities()
+        self._known.update(online.values())
+        return online
+
+    def _online_trainers(self) -> dict[int, str]:
+        online = self._online()
+        roster = self._split(online.values())
+        return {
+            node: name for node, name in online.items() if not roster.validates(name) and name not in self._exhausted
+        }
+
+    def _online_validators(self) -> dict[int, str]:
+        online = self._online()
+        roster = self._split(online.values())
+        return {node: name for node, name in online.items() if roster.validates(name)}
+
+
+def _pack(hypotheses: Vector) -> ArrayRecord:
+    return ArrayRecord({_HYPOTHESES: Array(hypotheses)})
+
+
+def _unpack(arrays: ArrayRecord) -> Vector:
+    packed: Vector = arrays[_HYPOTHESES].numpy()
+    return packed
