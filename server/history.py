@@ -3,7 +3,7 @@
 import json
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,9 @@ from coterie.errors import CoterieError
 from coterie.models import save_model
 from coterie.parameters import Layout
 from coterie.protocol import Vector
+from coterie.server.hypotheses import BestSoFar
 from coterie.storage import write_atomically
+from coterie.tasks import Task
 
 HISTORY_FILE = "history.jsonl"
 SUMMARY_FILE = "summary.json"
@@ -33,6 +35,19 @@ class RoundRecord:
     validation_loss: float | None = None
     metric: float | None = None
     validators: int = 0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How training ended: the best validated hypotheses, or the last ones where nobody validates."""
+
+    hypotheses: Vector
+    best: BestSoFar
+    rounds: tuple[RoundRecord, ...]
+    stopped: str
+    trainers: int
+    validators: int
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -91,3 +106,40 @@ def save_hypotheses(folder: Path, task: str, run: str, hypotheses: Vector, layou
     for j, path in enumerate(paths):
         save_model(path, task, hypotheses[j], layout, {"run": run, "hypothesis": str(j)})
     return tuple(map(str, paths))
+
+
+def summarize(
+    outcome: Outcome, *, task: Task, run: str, hypotheses: int, delivered: int, models: tuple[str, ...]
+) -> Summary:
+    """The summary of a run; the losses are those of the round whose hypotheses were kept."""
+    rounds, validation = outcome.rounds, outcome.best.validation
+    kept = next((record for record in rounds if record.round == outcome.best.round), rounds[-1] if rounds else None)
+    return Summary(
+        task=task.name,
+        run=run,
+        hypotheses=hypotheses,
+        rounds=len(rounds),
+        stopped=outcome.stopped,
+        best_round=kept.round if kept else 0,
+        validation_loss=validation.loss if validation else None,
+        metric=task.report(validation.score) if validation else None,
+        metric_name=task.metric,
+        clients_per_hypothesis=kept.clients_per_hypothesis if kept else (0,) * hypotheses,
+        trainers=outcome.trainers,
+        validators=outcome.validators,
+        updates=sum(sum(record.clients_per_hypothesis) for record in rounds),
+        refusals=_total(record.refusals for record in rounds),
+        failures=_total(record.failures for record in rounds),
+        dropped=_total(record.dropped for record in rounds),
+        models_delivered=delivered,
+        seconds=outcome.seconds,
+        seconds_per_round=outcome.seconds / len(rounds) if rounds else 0.0,
+        models=models,
+    )
+
+
+def _total(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for count in counts:
+        total.update(count)
+    return dict(total)

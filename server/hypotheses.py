@@ -7,7 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.config import Assignment, Weighting
+from coterie.parameters import Layout, layout_of, to_vector
 from coterie.protocol import UpdateReply, ValidationReply, Vector
+from coterie.rng import seeded
+from coterie.tasks import Task
 
 
 @dataclass(frozen=True)
@@ -16,6 +19,12 @@ class Averaged:
 
     hypotheses: Vector  # (k, n)
     counts: tuple[int, ...]  # (k,)
+
+
+def initial_hypotheses(task: Task, count: int, seed: int) -> tuple[Vector, Layout]:
+    """``count`` independent draws of the task's initial model, shape (k, n), and their layout."""
+    drawn = [task.initialise(seeded(seed, "hypothesis", j)) for j in range(count)]
+    return np.stack([to_vector(module) for module in drawn]), layout_of(drawn[0])
 
 
 def problem_with(update: UpdateReply, hypotheses: Vector, assignment: Assignment, weighting: Weighting) -> str | None:

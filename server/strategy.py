@@ -25,7 +25,7 @@ from coterie.protocol import (
     Vector,
     parse_reply,
 )
-from coterie.server.history import RoundRecord
+from coterie.server.history import Outcome, RoundRecord
 from coterie.server.hypotheses import (
     BestSoFar,
     Validation,
@@ -41,20 +41,6 @@ _HYPOTHESES = "hypotheses"
 _POLL_SECONDS = 0.25
 
 Wanted = TypeVar("Wanted", UpdateReply, ValidationReply, Acknowledgement)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a run ended: the best validated hypotheses, or the last ones where nobody validates."""
-
-    hypotheses: Vector
-    best: BestSoFar
-    rounds: tuple[RoundRecord, ...]
-    stopped: str
-    trainers: int
-    validators: int
-    delivered: int
-    seconds: float
 
 
 @dataclass
@@ -104,8 +90,8 @@ class KHypotheses(Strategy):
             f"{s.clients_per_round} clients, assignment by the {s.assignment}"
         )
 
-    def run(self, grid: Grid, initial: Vector) -> Outcome:
-        """The whole run: wait for clients, train, validate, stop in time, hand the models to every client."""
+    def train(self, grid: Grid, initial: Vector) -> Outcome:
+        """Wait for clients, then train and validate until the rounds, the patience or the budgets are over."""
         self.summary()
         arrays, best, rounds = _pack(initial), BestSoFar(), list[RoundRecord]()
         began, stopped = time.monotonic(), "all rounds done"
@@ -136,9 +122,17 @@ class KHypotheses(Strategy):
             stopped=stopped,
             trainers=len(self._known) - held_out,
             validators=held_out,
-            delivered=self._deliver(grid, max(len(rounds), 1), final),
             seconds=seconds,
         )
+
+    def deliver(self, grid: Grid, outcome: Outcome) -> int:
+        """Tell every online client, trained or not, that the run is over, with the models; how many have them."""
+        number = max(len(outcome.rounds), 1)
+        message = HypothesesMessage(self._run, number, self._settings.task, outcome.hypotheses)
+        questions = self._messages(message.to_fields(), self._online(), "query", number)
+        self._log(f"handing the models to {len(questions)} clients")
+        replies = grid.send_and_receive(questions, timeout=self._settings.round_timeout)
+        return len(self._sort_out(replies, Acknowledgement))
 
     def _one_round(self, grid: Grid, number: int, arrays: ArrayRecord) -> tuple[ArrayRecord, RoundRecord]:
         began, timeout, config = time.monotonic(), self._settings.round_timeout, ConfigRecord()
@@ -230,14 +224,6 @@ class KHypotheses(Strategy):
         if self._validation is None:
             return None
         return MetricRecord({"validation-loss": self._validation.loss, "score": self._validation.score})
-
-    def _deliver(self, grid: Grid, number: int, hypotheses: Vector) -> int:
-        """The final hypotheses to every client that is online, trained or not; how many have them."""
-        message = HypothesesMessage(self._run, number, self._settings.task, hypotheses)
-        questions = self._messages(message.to_fields(), self._online(), "query", number)
-        self._log(f"handing the models to {len(questions)} clients")
-        replies = grid.send_and_receive(questions, timeout=self._settings.round_timeout)
-        return sum(1 for _ in self._sort_out(replies, Acknowledgement))
 
     def _messages(self, fields: Fields, nodes: dict[int, str], kind: str, number: int) -> list[Message]:
         self._asked = dict(nodes)

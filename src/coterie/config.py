@@ -46,25 +46,6 @@ class Selection(StrEnum):
     EXPONENTIAL = "exponential"
 
 
-class Address(BaseModel):
-    """A host and a port, written ``host:port``."""
-
-    model_config = ConfigDict(frozen=True)
-    host: str
-    port: Annotated[int, Field(ge=0, le=65535)]
-
-    def __str__(self) -> str:
-        return f"{self.host}:{self.port}"
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """The address that ``text`` names. Raises ``CoterieError`` unless it is ``host:port``."""
-        host, colon, port = text.rpartition(":")
-        if not colon or not host or not port.isdecimal() or int(port) > 65535:
-            raise CoterieError(f"Expected an address as host:port, found {text!r}")
-        return cls(host=host, port=int(port))
-
-
 class _Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 

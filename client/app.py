@@ -1,0 +1,144 @@
+"""The client as one warm process (``flower-client``), and as a stock Flower ClientApp."""
+
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from coterie.client.fleet import Job, run_fleet
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from coterie.client.assembly import (
+    client_folder,
+    data_holder,
+    deployed_draws,
+    read_dataset,
+    task_policy,
+)
+from coterie.client.engine import is_stale, serve
+from coterie.client.keys import load_or_create_key
+from coterie.client.participation import (
+    MODEL_FILE,
+    DataHolder,
+    Draws,
+    answer_train,
+    answer_validation,
+    keep_model,
+)
+from coterie.client.statement import statement
+from coterie.config import ClientSettings, load_settings
+from coterie.errors import CoterieError
+from coterie.flower import from_record, to_record
+from coterie.protocol import HypothesesMessage, MalformedMessage, Refusal, Reply, TrainRequest
+from coterie.tasks import ClientData, Task, load_task
+
+# The server must still be listening when a paid release reaches it.
+_SECONDS_TO_SEND = 1.0
+
+
+def answer(holder: DataHolder, message: Message) -> Message | None:
+    """The reply to one Flower message, or None when its round is over. A malformed message is refused."""
+    reply: Reply | None
+    try:
+        fields = from_record(message.content)
+        if message.metadata.message_type == "train":
+            request = TrainRequest.parse(fields)
+            reply = answer_train(holder, request, is_stale=lambda: is_stale(message, margin=_SECONDS_TO_SEND))
+        elif message.metadata.message_type == "evaluate":
+            reply = answer_validation(holder, HypothesesMessage.parse(fields))
+        else:
+            reply = keep_model(holder, HypothesesMessage.parse(fields))
+    except MalformedMessage as error:
+        reply = Refusal(f"malformed request: {error}")
+    return None if reply is None else Message(to_record(reply.to_fields()), reply_to=message)
+
+
+def take_part(settings: ClientSettings, *, log: Callable[[str], None]) -> int:
+    """Run one data holder, or a fleet of them, until the server ends the run. The exit status."""
+    task = load_task(settings.task)
+    torch.set_num_threads(1)  # before the fork: torch's thread pool does not survive one, and clients are many
+    dataset = read_dataset(settings, task)
+    for note in dataset.notes:
+        log(note)
+    log(f"{len(dataset.clients)} data holder(s), task {task.name}, state in {settings.state}")
+    for line in statement(settings, task_policy(settings, task)):
+        log(line)
+    if settings.fleet is None:
+        take_part_as(settings, task, dataset.clients[0], log=log)
+        return 0
+    jobs = [Job(client.name, client) for client in dataset.clients]
+    gc.collect()
+    return run_fleet(jobs, lambda data: take_part_as(settings, task, data, log=log), log=log)
+
+
+def take_part_as(
+    settings: ClientSettings,
+    task: Task,
+    data: ClientData,
+    *,
+    log: Callable[[str], None],
+    draws: Callable[[int], Draws] = deployed_draws,
+) -> None:
+    """Be one data holder until the run is over. Raises ``CoterieError`` when the ledger or the server fails."""
+
+    def say_name(line: str) -> None:
+        log(f"{data.name}: {line}")
+
+    with data_holder(settings, task, data, draws) as holder:
+        warm = _Warm(holder, log=say_name)
+        key = load_or_create_key(client_folder(settings, data.name) / "key.pem")
+        serve(settings.server, key, warm.handle, retry_for=settings.retry_for, log=say_name, stop=lambda: warm.over)
+
+
+@dataclass
+class _Warm:
+    """The handler of a client that stays, and whether the run is over."""
+
+    holder: DataHolder
+    log: Callable[[str], None]
+    over: bool = False
+
+    def handle(self, message: Message) -> Message | None:
+        reply = answer(self.holder, message)
+        if message.metadata.message_type == "query":
+            self.over = True
+            self.log(f"the run is over, the model is {self.holder.folder / MODEL_FILE}")
+        return reply
+
+
+app = ClientApp()
+
+
+@app.train()
+def stock_train(message: Message, context: Context) -> Message:
+    """The stock path: a SuperNode's node config gives the settings."""
+    return _stock(message, context)
+
+
+@app.evaluate()
+def stock_evaluate(message: Message, context: Context) -> Message:
+    """The stock path, validation."""
+    return _stock(message, context)
+
+
+@app.query()
+def stock_query(message: Message, context: Context) -> Message:
+    """The stock path, the end of a run."""
+    return _stock(message, context)
+
+
+def _stock(message: Message, context: Context) -> Message:
+    """Answer in a process of its own: Flower's partition-id and num-partitions name the client of a shared file."""
+    values = {key.replace("-", "_"): value for key, value in context.node_config.items()}
+    partition, parts = int(values.pop("partition_id", 0)), values.pop("num_partitions", None)
+    settings = load_settings(ClientSettings, None, {**values, "fleet": parts})
+    task = load_task(settings.task)
+    clients = read_dataset(settings, task).clients
+    if not 0 <= partition < len(clients):
+        raise CoterieError(f"Expected partition-id from 0 to {len(clients) - 1}, found {partition}")
+    with data_holder(settings, task, clients[partition]) as holder:
+        reply = answer(holder, message)
+    if reply is None:
+        raise CoterieError("the round is over: nothing was charged and nothing is sent")
+    return reply
