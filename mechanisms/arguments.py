@@ -52,3 +52,8 @@ def expect_vector(name: str, value: ArrayLike, dimension: int | None = None) -> 
             # The position is left out on purpose: an error's text may reach the other side.
             raise ValueError(f"Expected {name} to be finite, found {chunk[~finite][0]}")
     return flat
+
+
+def sum_of_squares(vector: NDArray[np.float64]) -> float:
+    """Σ v_i² of a flat array, in one thread: a BLAS product would wake a pool of threads, in every client."""
+    return float(np.einsum("i,i->", vector, vector))

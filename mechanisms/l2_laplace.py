@@ -14,6 +14,7 @@ from coterie.mechanisms.arguments import (
     expect_positive,
     expect_probability,
     expect_vector,
+    sum_of_squares,
 )
 from coterie.mechanisms.events import Neighbourhood, Noise, UpdateRelease
 from coterie.mechanisms.grid import MOST, power_of_two_grid, round_to_grid
@@ -132,4 +133,4 @@ class L2Laplace:
 def _fill(chunk: NDArray[np.float64], rng: NoiseSource) -> float:
     """Fill ``chunk`` with standard normals; their sum of squares."""
     rng.standard_normal(out=chunk)
-    return float(np.dot(chunk, chunk))
+    return sum_of_squares(chunk)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from coterie.mechanisms.arguments import CHUNK, expect_positive, expect_vector
+from coterie.mechanisms.arguments import CHUNK, expect_positive, expect_vector, sum_of_squares
 
 
 def euclidean_norm(vector: ArrayLike) -> float:
@@ -74,7 +74,7 @@ def _scaled_norm(flat: NDArray[Any], exponent: int) -> float:
     squares = []
     for start in range(0, flat.size, CHUNK):
         chunk = np.ldexp(flat[start : start + CHUNK].astype(np.float64), -exponent)
-        squares.append(float(np.dot(chunk, chunk)))
+        squares.append(sum_of_squares(chunk))
     return math.sqrt(math.fsum(squares))
 
 

@@ -76,7 +76,8 @@ class ExponentialSelection:
         """The law of the index, shape (k,)."""
         fractions = np.clip(_losses(losses) / self.loss_bound, 0.0, 1.0)
         weights: NDArray[np.float64] = np.exp(-self.epsilon / 2 * (fractions - fractions.min()))
-        return np.divide(weights, weights.sum())
+        weights /= weights.sum()
+        return weights
 
     def event(self, hypotheses: int) -> SelectionRelease:
         """The record of one choice among ``hypotheses``."""

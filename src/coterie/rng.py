@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 import os
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import numpy as np
@@ -80,15 +81,21 @@ class SecureGenerator:
             raise ValueError(f"Expected out to be C-contiguous {wanted} of size {size}, found {out.dtype} {out.shape}")
         else:
             array = out
-        fill = _Float64Pairs if wanted == np.float64 else _Float32Pairs
+        box_muller: Callable[..., None] = _box_muller if wanted == np.float64 else _box_muller_single
+        width = 8 + wanted.itemsize  # random bytes for a pair: its radius, its angle
         flat = array.reshape(-1)
-        pairs = fill(min(_PAIRS, (flat.size + 1) // 2))
+        stream = np.empty(width * min(_PAIRS, flat.size // 2 + 1) + _BLOCK, np.uint8)
         key = Cipher(algorithms.AES256(self._entropy(32)), modes.CTR(bytes(_BLOCK))).encryptor()
         for start in range(0, flat.size, 2 * _PAIRS):
             chunk = flat[start : start + 2 * _PAIRS]
-            count = (chunk.size + 1) // 2
-            key.update_into(memoryview(_ZEROS)[: count * pairs.bytes_each], pairs.stream.data)
-            pairs.write(count, chunk)
+            even = chunk if chunk.size % 2 == 0 else np.empty(chunk.size + 1, wanted)
+            pairs = even.size // 2
+            key.update_into(memoryview(_ZEROS)[: width * pairs], stream.data)
+            radius_bits = stream[: 8 * pairs].view(np.int64)
+            angle_bits = stream[8 * pairs : width * pairs].view(f"i{wanted.itemsize}")
+            box_muller(radius_bits, angle_bits, even[:pairs], even[pairs:])
+            if even is not chunk:
+                chunk[:] = even[:-1]
         return float(array) if out is None and size is None else array
 
     def standard_gamma(self, shape: float) -> float:
@@ -111,62 +118,50 @@ class SecureGenerator:
         return os.urandom(count)
 
 
-class _Float64Pairs:
-    """Box-Muller on chunks of at most ``count`` pairs: 8 bytes for a radius and 8 for an angle each.
+def _box_muller(
+    radius_bits: NDArray[np.int64],
+    angle_bits: NDArray[np.int64],
+    first: NDArray[np.float64],
+    second: NDArray[np.float64],
+) -> None:
+    """Write the pairs (r·cos θ, r·sin θ) to ``first`` and ``second``. ``radius_bits`` is used as scratch space.
 
-    With t = tan(θ/2) and q = 2r/(1 + t²) the pair (r·cos θ, r·sin θ) is (q − r, q·t): one tangent, which
-    numpy has in vector code, in place of a sine and a cosine, which it has not in float64.
+    With t = tan(θ/2) and q = 2r/(1 + t²) the pair is (q − r, q·t): one tangent in place of a sine and a
+    cosine, as numpy has vector code for the tangent but not for the other two in float64.
     """
-
-    bytes_each = 16
-
-    def __init__(self, count: int) -> None:
-        self.stream = np.empty(count * self.bytes_each + _BLOCK, np.uint8)
-        self.radius, self.tangent, self.quotient = np.empty((3, count))
-
-    def write(self, count: int, out: NDArray[np.float64]) -> None:
-        bits = self.stream[: 16 * count].view(np.int64)
-        r, t, q = self.radius[:count], self.tangent[:count], self.quotient[:count]
-        _radii(bits[:count], r)
-        np.multiply(bits[count:], math.pi * 2.0**-64, out=t)  # θ/2 is uniform on [−π/2, π/2]
-        np.tan(t, out=t)
-        np.multiply(t, t, out=q)
-        q += 1.0
-        np.divide(r, q, out=q)
-        q *= 2.0
-        np.subtract(q, r, out=out[:count])
-        odd = out.size - count  # one less than count for an odd number of normals
-        np.multiply(q[:odd], t[:odd], out=out[count:])
+    _radii(radius_bits, first)
+    np.multiply(angle_bits, math.pi * 2.0**-64, out=second)  # θ/2 is uniform on [−π/2, π/2]
+    np.tan(second, out=second)
+    q = radius_bits.view(np.float64)
+    np.multiply(second, second, out=q)
+    q += 1.0
+    np.divide(first, q, out=q)
+    q *= 2.0
+    second *= q
+    np.subtract(q, first, out=first)
 
 
-class _Float32Pairs:
-    """As ``_Float64Pairs``, with 4 bytes for an angle, and numpy's vectorised float32 sine and cosine."""
-
-    bytes_each = 12
-
-    def __init__(self, count: int) -> None:
-        self.stream = np.empty(count * self.bytes_each + _BLOCK, np.uint8)
-        self.exact_radius = np.empty(count)
-        self.radius, self.angle, self.turned = np.empty((3, count), np.float32)
-
-    def write(self, count: int, out: NDArray[np.float32]) -> None:
-        _radii(self.stream[: 8 * count].view(np.int64), self.exact_radius[:count])
-        r, angle, turned = self.radius[:count], self.angle[:count], self.turned[:count]
-        r[:] = self.exact_radius[:count]
-        angle[:] = self.stream[8 * count : 12 * count].view(np.int32)
-        angle *= np.float32(math.pi * 2.0**-31)
-        np.cos(angle, out=turned)
-        np.multiply(r, turned, out=out[:count])
-        np.sin(angle, out=turned)
-        odd = out.size - count
-        np.multiply(r[:odd], turned[:odd], out=out[count:])
+def _box_muller_single(
+    radius_bits: NDArray[np.int64],
+    angle_bits: NDArray[np.int32],
+    first: NDArray[np.float32],
+    second: NDArray[np.float32],
+) -> None:
+    """As ``_box_muller``, in float32 after the radius; numpy has vector code for these sines and cosines."""
+    radius = radius_bits.view(np.float64)
+    _radii(radius_bits, radius)
+    single_radius, angle = radius.astype(np.float32), second
+    np.multiply(angle_bits, np.float32(math.pi * 2.0**-31), out=angle, casting="unsafe", dtype=np.float32)
+    np.cos(angle, out=first)
+    first *= single_radius
+    np.sin(angle, out=second)
+    second *= single_radius
 
 
 def _radii(bits: NDArray[np.int64], out: NDArray[np.float64]) -> None:
     """√(−2 ln u) for u = |bits|·2⁻⁶³ + 2⁻⁶⁴, which is in [2⁻⁶⁴, 1] and never 0.
 
-    A signed integer is turned into a float much faster than an unsigned one; its sign is the bit that is not
-    used.
+    ``out`` may be the memory of ``bits``. The integers are signed, as numpy converts those much faster.
     """
     np.multiply(bits, 2.0**-63, out=out)
     np.abs(out, out=out)
