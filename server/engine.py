@@ -1,55 +1,59 @@
 """The embedded SuperLink: Flower's server inside this process.
 
 The only server file that reads Flower's private names (flwr 1.42). Stock Flower serves three APIs on the port that
-clients use; two of them, Control and Runtime, let a peer submit code and claim the run. Here they do not exist: the
-port serves the Fleet API, which clients use, and ``/health``, and this process talks to the link state directly.
+clients use; two of them, Control and Runtime, let a peer submit code and claim the run. Here they do not exist: from
+outside, only the calls in ``FLEET_CALLS`` can be made, and this process talks to the link state directly.
 """
 
-import asyncio
-import contextlib
-import errno
 import hashlib
+import json
 import logging
 import os
-import resource
-import socket
-import threading
 import time
 from base64 import b64encode
-from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 # Read by Flower when it is imported: nothing about a run is reported to anyone.
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
 os.environ["FLWR_DISABLE_UPDATE_CHECK"] = "1"
 
-import uvicorn
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
     PublicFormat,
     load_pem_public_key,
 )
-from fastapi import FastAPI
+from fastapi import HTTPException, Request
 from flwr.app import Error, Message, Metadata, RecordDict
 from flwr.app.message import make_message, remove_content_from_message
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode, SubStatus
 from flwr.common.serde import message_from_proto, message_to_proto
-from flwr.proto.message_pb2 import ObjectTree
+from flwr.proto.fleet_pb2 import (
+    ActivateNodeRequest,
+    DeactivateNodeRequest,
+    PullMessagesRequest,
+    PullMessagesResponse,
+    PushMessagesRequest,
+    RegisterNodeFleetRequest,
+)
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+from flwr.proto.message_pb2 import (
+    ConfirmMessageReceivedRequest,
+    ObjectTree,
+    PullObjectRequest,
+    PushObjectRequest,
+)
 from flwr.proto.node_pb2 import NodeInfo
-from flwr.server.superlink.linkstate import LinkStateFactory
 from flwr.server.superlink.linkstate.in_memory_linkstate import InMemoryLinkState
 from flwr.serverapp import Grid
-from flwr.supercore.constant import (
-    FLEET_HTTP_PUBLIC_KEY_HEADER,
-    FLWR_IN_MEMORY_DB_NAME,
-    NOOP_FEDERATION_ID,
-    TaskType,
-)
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, NOOP_FEDERATION_ID, TaskType
 from flwr.supercore.date import now
-from flwr.supercore.error import http_error_translator
+from flwr.supercore.error import FlowerError
+from flwr.supercore.error.catalog import API_ERROR_MAP
 from flwr.supercore.inflatable.inflatable_object import (
     InflatableObject,
     get_all_nested_objects,
@@ -59,53 +63,33 @@ from flwr.supercore.inflatable.inflatable_object import (
 )
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.logger import FLOWER_LOGGER
-from flwr.supercore.object_store import NoObjectInStoreError, ObjectStoreFactory
-from flwr.supercore.protobuf.translation import ProtobufTranslationMiddleware
-from flwr.supercore.routers import health
+from flwr.supercore.object_store import NoObjectInStoreError
+from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
+from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.federation import NoOpFederationManager
-from flwr.superlink.routers.fleet.node_auth import NodeAuthMiddleware
-from flwr.superlink.routers.fleet.router import router as fleet_router
-from starlette.middleware import Middleware
-from starlette.middleware.base import BaseHTTPMiddleware
-from starlette.types import ASGIApp, Receive, Scope, Send
+from flwr.superlink.routers.fleet.node_auth import authenticate_node
+from flwr.superlink.servicer.fleet import fleet_handlers
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from starlette.datastructures import Headers
 
-from coterie.errors import CoterieError
+from coterie.server.port import NOT_FOUND, Address, Answer, Port, RawHeaders, bind, serving
 
-PULL_PATH = "/v1/fleet/pull-messages"
-HOLD_SECONDS = 15.0  # below the 30 s after which Flower's client gives a request up
+__all__ = ["Address", "EmbeddedGrid", "superlink"]
+
 REPLY_INTERVAL_SECONDS = 0.05
-
-
-@dataclass(frozen=True)
-class Address:
-    """Where the server listens. Port 0 takes any free port."""
-
-    host: str
-    port: int
-
-    @classmethod
-    def parse(cls, text: str) -> "Address":
-        """``host:port`` or ``[IPv6]:port``. Raises ``CoterieError`` for anything else."""
-        host, colon, port = text.rpartition(":")
-        host = host.removeprefix("[").removesuffix("]")
-        if not (colon and host and port.isascii() and port.isdigit() and int(port) <= 65535):
-            raise CoterieError(f"Expected an address such as 127.0.0.1:9092, found {text!r}")
-        return cls(host, int(port))
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+_log = logging.getLogger(__name__)
 
 
 class EmbeddedGrid(Grid):
     """Flower's ``Grid`` over the link state of this process: no HTTP between the strategy and the SuperLink."""
 
-    def __init__(self, state: InMemoryLinkState, run: Run, address: Address, long_poll: "_LongPoll") -> None:
+    def __init__(self, state: InMemoryLinkState, run: Run, address: Address, port: Port) -> None:
         self.address = address
         self._state = state
         self._run = run
-        self._long_poll = long_poll
+        self._port = port
         self._sent: dict[str, Metadata] = {}
         self._uploading: dict[str, tuple[Message, ObjectTree]] = {}
 
@@ -156,8 +140,9 @@ class EmbeddedGrid(Grid):
                 for object_id in missing:
                     self._state.store_object(run_id, session, object_id, objects[object_id].deflate())
         ids = [self._store(message) for message in batch]
-        self._long_poll.ring(
-            node.public_key for node in self._state.get_node_info(node_ids=[m.metadata.dst_node_id for m in batch])
+        self._port.ring(
+            b64encode(node.public_key)
+            for node in self._state.get_node_info(node_ids=[m.metadata.dst_node_id for m in batch])
         )
         return ids
 
@@ -294,170 +279,82 @@ def _fingerprint(public_key_pem: bytes) -> str:
     return hashlib.sha256(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest()
 
 
-class _LongPoll:
-    """ASGI application that holds a client's request for work until there is some, or 15 s have passed.
+@dataclass(frozen=True)
+class _Call:
+    """A call that a client can make: what it sends, and Flower's function that answers."""
 
-    Stock Flower answers "nothing" at once, so that a client must ask several times a second to learn of its work in
-    time: 100 idle clients would keep a core busy. A stock client notices no difference.
-    """
+    request_type: Any  # a protobuf message class; protobuf has no types
+    handle: Callable[[Any, InMemoryLinkState], Any]
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._bells: dict[bytes, set[asyncio.Event]] = {}  # touched in the loop's thread only
-        self._closed = False
 
-    def ring(self, public_keys: Iterable[bytes]) -> None:
-        """Wake the waiting requests of the clients with these keys. Callable from any thread."""
-        self._call(self._wake, [b64encode(key) for key in public_keys])
+# All of the Fleet API but three calls: get-run and get-fab serve code to run, and unregister-node burns a key.
+FLEET_CALLS = {
+    "/v1/fleet/register-node": _Call(
+        RegisterNodeFleetRequest,
+        lambda request, state: fleet_handlers.register_node(request, state, enable_supernode_auth=False),
+    ),
+    "/v1/fleet/activate-node": _Call(ActivateNodeRequest, fleet_handlers.activate_node),
+    "/v1/fleet/deactivate-node": _Call(DeactivateNodeRequest, fleet_handlers.deactivate_node),
+    "/v1/fleet/send-node-heartbeat": _Call(SendNodeHeartbeatRequest, fleet_handlers.send_node_heartbeat),
+    "/v1/fleet/pull-messages": _Call(
+        PullMessagesRequest,
+        lambda request, state: fleet_handlers.pull_messages(request, state, state.object_store),
+    ),
+    "/v1/fleet/push-messages": _Call(PushMessagesRequest, fleet_handlers.push_messages),
+    "/v1/fleet/push-object": _Call(PushObjectRequest, fleet_handlers.push_object),
+    "/v1/fleet/pull-object": _Call(PullObjectRequest, fleet_handlers.pull_object),
+    "/v1/fleet/confirm-message-received": _Call(
+        ConfirmMessageReceivedRequest,
+        lambda request, state: fleet_handlers.confirm_message_received(request, state, state.object_store),
+    ),
+}
 
-    def close(self) -> None:
-        """Answer every waiting request now. Callable from any thread."""
-        self._closed = True
-        self._call(lambda: self._wake(list(self._bells)))
 
-    def _call(self, function: Any, *arguments: Any) -> None:
-        if self._loop is not None:  # None: nobody has asked yet
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
-                self._loop.call_soon_threadsafe(function, *arguments)
+class _FleetApi:
+    """Answers clients' calls as stock Flower does, one after the other."""
 
-    def _wake(self, headers: Sequence[bytes]) -> None:
-        for header in headers:
-            for bell in self._bells.get(header, ()):
-                bell.set()
+    def __init__(self, state: InMemoryLinkState) -> None:
+        self._state = state
+        # What Flower's authentication looks for in its web application.
+        self._application = SimpleNamespace(
+            state=SimpleNamespace(linkstate_factory=SimpleNamespace(state=lambda: state))
+        )
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] != PULL_PATH:
-            await self._app(scope, receive, send)
-            return
-        self._loop = asyncio.get_running_loop()
-        request = await _read(receive)
-        wanted = FLEET_HTTP_PUBLIC_KEY_HEADER.lower().encode("ascii")
-        key = next((value for name, value in scope["headers"] if name == wanted), b"")
-        bell = asyncio.Event()
-        self._bells.setdefault(key, set()).add(bell)
-        gone = asyncio.ensure_future(_disconnected(receive))
+    def respond(self, path: str, raw_headers: RawHeaders, body: bytes) -> Answer:
+        """Check the client's signature and make the call. Whatever a client sends, it never raises."""
+        call = FLEET_CALLS.get(path)
+        if call is None:
+            return NOT_FOUND
+        headers = Headers(raw=list(raw_headers))
         try:
-            answer = await self._answer(scope, request, bell, gone)
-        finally:
-            gone.cancel()
-            self._bells[key].discard(bell)
-            if not self._bells[key]:
-                del self._bells[key]
-        for part in answer:
-            await send(part)
-
-    async def _answer(
-        self, scope: Scope, request: bytes, bell: asyncio.Event, gone: "asyncio.Future[None]"
-    ) -> list[MutableMapping[str, Any]]:
-        deadline = asyncio.get_running_loop().time() + HOLD_SECONDS
-        while not gone.done():
-            bell.clear()
-            parts: list[MutableMapping[str, Any]] = []
-
-            async def collect(part: MutableMapping[str, Any], parts: list[Any] = parts) -> None:
-                parts.append(part)
-
-            await self._app({**scope, "state": {}}, _replay(request), collect)
-            remaining = deadline - asyncio.get_running_loop().time()
-            idle = parts[0]["status"] == 200 and not any(part.get("body") for part in parts)
-            if not idle or remaining <= 0 or self._closed:
-                return parts
-            ringing = asyncio.ensure_future(bell.wait())
-            either: set[asyncio.Future[Any]] = {ringing, gone}
-            await asyncio.wait(either, timeout=remaining, return_when=asyncio.FIRST_COMPLETED)
-            ringing.cancel()
-        return []
-
-
-async def _read(receive: Receive) -> bytes:
-    body = b""
-    while (part := await receive())["type"] == "http.request":
-        body += part.get("body", b"")
-        if not part.get("more_body", False):
-            break
-    return body
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-def _replay(body: bytes) -> Receive:
-    unread = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def receive() -> MutableMapping[str, Any]:
-        if unread:
-            return unread.pop()
-        await asyncio.Event().wait()  # the client's leaving is watched outside
-        raise AssertionError("unreachable")
-
-    return receive
-
-
-def _fleet_app(factory: LinkStateFactory) -> FastAPI:
-    app = FastAPI(
-        docs_url=None,
-        redoc_url=None,
-        openapi_url=None,
-        middleware=[
-            Middleware(BaseHTTPMiddleware, dispatch=http_error_translator),
-            Middleware(ProtobufTranslationMiddleware),
-            Middleware(NodeAuthMiddleware),
-        ],
-    )
-    app.state.linkstate_factory = factory
-    app.state.enable_supernode_auth = False  # any key may register
-    app.include_router(health.router)
-    app.include_router(fleet_router)
-    return app
-
-
-def _bind(address: Address) -> socket.socket:
-    try:
-        family, kind, protocol, _, target = socket.getaddrinfo(
-            address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-    except socket.gaierror as error:
-        raise CoterieError(
-            f"Expected --listen with a host name or address of this machine, found {address.host!r} "
-            f"({error.strerror}): use 127.0.0.1, or 0.0.0.0 for every network"
-        ) from error
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(target)
-        listener.listen(2048)
-    except OSError as error:
-        listener.close()
-        if error.errno == errno.EADDRINUSE:
-            raise CoterieError(
-                f"Expected port {address.port} free on {address.host}, found it in use: choose another with --listen"
-            ) from error
-        raise CoterieError(
-            f"Expected to listen on {address}, found: {error.strerror}: choose another address with --listen"
-        ) from error
-    return listener
-
-
-def _only_unexpected(record: logging.LogRecord) -> bool:
-    """Flower logs each refused request as an error; only its own failures are news."""
-    return record.levelno >= logging.ERROR and "[UnexpectedError" in record.getMessage()
-
-
-def _quiet_flower() -> None:
-    if _only_unexpected not in FLOWER_LOGGER.filters:
-        FLOWER_LOGGER.addFilter(_only_unexpected)
-    # Requests that clients break off, and those still open at the end, are no news either.
-    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
-
-
-def _allow_many_connections() -> None:
-    """A client holds up to two connections, and the usual soft limit is 1024 open files."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            request = call.request_type.FromString(body)
+            authenticate_node(
+                cast(
+                    Request,
+                    SimpleNamespace(
+                        app=self._application, headers=headers, state=SimpleNamespace(protobuf_request=request)
+                    ),
+                )
+            )
+            response = call.handle(request, self._state)
+        except FlowerError as error:
+            kind = API_ERROR_MAP[error.code]
+            answer = error.to_json(kind.public_message)
+            return Answer(kind.http_status_code, json.dumps(answer).encode(), b"application/json")
+        except HTTPException as error:
+            return Answer(error.status_code)
+        except DecodeError:
+            return Answer(400)
+        except Exception as error:
+            _log.warning("a client's call of %s failed: %s: %s", path, type(error).__name__, error)
+            return Answer(500)
+        idle = isinstance(response, PullMessagesResponse) and not response.messages_list
+        return Answer(
+            200,
+            response.SerializeToString(),
+            PROTOBUF_MEDIA_TYPE.encode("ascii"),
+            wait_for=headers[FLEET_HTTP_PUBLIC_KEY_HEADER].encode("ascii") if idle else None,
+        )
 
 
 def _start_run(state: InMemoryLinkState) -> Run:
@@ -482,51 +379,14 @@ def superlink(listen: Address) -> Iterator[EmbeddedGrid]:
     server ends within a few seconds, also when an exception such as ``KeyboardInterrupt`` is on its way. One
     SuperLink at a time, since Flower keeps the identity of the run in process-wide variables.
     """
-    listener = _bind(listen)
-    host, port = listener.getsockname()[:2]
-    try:
-        _quiet_flower()
-        _allow_many_connections()
-        factory = LinkStateFactory(
-            FLWR_IN_MEMORY_DB_NAME, NoOpFederationManager(), ObjectStoreFactory(FLWR_IN_MEMORY_DB_NAME)
-        )
-        state = factory.state()
-        if not isinstance(state, InMemoryLinkState):
-            raise TypeError(type(state).__name__)
+    with bind(listen) as listener:
+        FLOWER_LOGGER.disabled = True  # it logs every call; what matters to the user is said by the caller
+        host, port_number = listener.getsockname()[:2]
+        state = InMemoryLinkState(NoOpFederationManager(), InMemoryObjectStore())
         run = _start_run(state)
-        long_poll = _LongPoll(_fleet_app(factory))
-        with _serving(long_poll, listener):
+        port = Port(_FleetApi(state).respond)
+        with serving(port, listener):
             try:
-                yield EmbeddedGrid(state, run, Address(host, port), long_poll)
+                yield EmbeddedGrid(state, run, Address(host, port_number), port)
             finally:
                 state.finish_task(TaskIdentity.task_id, SubStatus.COMPLETED, "")
-                long_poll.close()
-    finally:
-        listener.close()
-
-
-@contextmanager
-def _serving(app: ASGIApp, listener: socket.socket) -> Iterator[None]:
-    server = uvicorn.Server(
-        uvicorn.Config(
-            app,
-            log_config=None,
-            access_log=False,
-            lifespan="off",
-            ws="none",
-            server_header=False,
-            timeout_keep_alive=75,
-            timeout_graceful_shutdown=2,
-        )
-    )
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="superlink", daemon=True)
-    thread.start()
-    try:
-        while not server.started:
-            if not thread.is_alive():
-                raise RuntimeError("the embedded SuperLink did not start")
-            time.sleep(0.01)
-        yield
-    finally:
-        server.should_exit = True
-        thread.join(10)
