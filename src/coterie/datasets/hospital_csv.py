@@ -81,9 +81,7 @@ def read_rows(path: Path, required: tuple[str, ...]) -> tuple[tuple[str, ...], I
     try:
         header = tuple(" ".join(name.split()) for name in next(reader, ()))
     except csv.Error as error:
-        raise CoterieError(
-            f"Expected a CSV file at {path}, found: {error} at line {reader.line_num}"
-        ) from error
+        raise CoterieError(f"Expected a CSV file at {path}, found: {error} at line {reader.line_num}") from error
     for name in required:
         if header.count(name) != 1:
             found = ", ".join(repr(column[:40]) for column in header[:30]) or "no header line"
@@ -95,9 +93,7 @@ def read_rows(path: Path, required: tuple[str, ...]) -> tuple[tuple[str, ...], I
             try:
                 fields = next(reader, None)
             except csv.Error as error:
-                raise CoterieError(
-                    f"Expected a CSV row at line {reader.line_num} of {path}, found: {error}"
-                ) from error
+                raise CoterieError(f"Expected a CSV row at line {reader.line_num} of {path}, found: {error}") from error
             if fields is None:
                 return
             if not fields:  # an empty line, as at the end of many files

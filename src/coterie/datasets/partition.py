@@ -47,7 +47,5 @@ def numbered(prefix: str, part: int, parts: int) -> str:
 def choose_partition(asked: str | None, allowed: tuple[str, ...], task: str) -> str | None:
     """``asked``, if the task knows that partition (None: the whole file is one data holder)."""
     if asked is not None and asked not in allowed:
-        raise CoterieError(
-            f"Expected --partition-by for {task} to be one of {', '.join(allowed)}, found {asked!r}"
-        )
+        raise CoterieError(f"Expected --partition-by for {task} to be one of {', '.join(allowed)}, found {asked!r}")
     return asked
