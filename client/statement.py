@@ -60,4 +60,4 @@ def _uncovered(settings: ClientSettings) -> Iterator[str]:
         )
     if settings.share_sample_count:
         yield "NOT covered: the number of rows, sent when the server weighs by samples."
-    yield "NOT covered: that this client takes part and how long it needs; rounding in floating point (docs/privacy.md)."
+    yield "NOT covered: that this client takes part and how long it needs; floating-point rounding (docs/privacy.md)."
