@@ -1,0 +1,1 @@
+"""One module per ``coterie`` command: plain functions with typer options, registered in ``coterie.cli``."""
