@@ -1,9 +1,7 @@
 """Saved models: one safetensors file whose metadata says which task it belongs to."""
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 
 import numpy as np
 import torch
@@ -14,6 +12,7 @@ from torch import nn
 
 from coterie.errors import CoterieError
 from coterie.parameters import Layout, as_tensors, from_tensors, layout_of
+from coterie.storage import write_atomically
 from coterie.tasks import BUILT_IN, Task, load_task
 
 FORMAT = "coterie-model-1"
@@ -43,27 +42,9 @@ def save_model(
         {**(metadata or {}), "task": task_name, "format": FORMAT},
     )
     try:
-        _write_atomically(path, content)
+        write_atomically(path, content)
     except OSError as error:
         raise CoterieError(f"Expected to write the model to {path}, found: {error}") from error
-
-
-def _write_atomically(path: Path, content: bytes) -> None:
-    with NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-        temporary = Path(file.name)
-        try:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-            temporary.replace(path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # the rename itself
-    finally:
-        os.close(folder)
 
 
 def load_model(path: Path, *, task_name: str | None = None) -> tuple[Task, nn.Module]:
@@ -76,9 +57,7 @@ def load_model(path: Path, *, task_name: str | None = None) -> tuple[Task, nn.Mo
     asked for, parameters that are not the task's, and parameters that are not finite.
     """
     if not path.is_file():
-        raise CoterieError(
-            f"Expected a model file at {path}, found {'a folder' if path.is_dir() else 'none'}"
-        )
+        raise CoterieError(f"Expected a model file at {path}, found {'a folder' if path.is_dir() else 'none'}")
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -93,9 +72,7 @@ def load_model(path: Path, *, task_name: str | None = None) -> tuple[Task, nn.Mo
     found = metadata["task"]
     if found != task_name and (task_name is not None or found not in BUILT_IN):
         trust = "" if task_name else f"; name it with --task {found} if you trust that code"
-        raise CoterieError(
-            f"Expected a model of task {task_name or 'built in'} at {path}, found {found!r}{trust}"
-        )
+        raise CoterieError(f"Expected a model of task {task_name or 'built in'} at {path}, found {found!r}{trust}")
     task = load_task(found)
     module = task.build()
     try:
