@@ -55,6 +55,7 @@ from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
+from coterie.client.outage import Outage
 from coterie.errors import CoterieError
 
 # The server calls a client offline after twice this time without a heartbeat. Short, so that a killed client does
@@ -62,8 +63,6 @@ from coterie.errors import CoterieError
 HEARTBEAT_INTERVAL_SECONDS = 20
 HEARTBEAT_EVERY_SECONDS = 7.0
 IDLE_SECONDS = (0.1, 0.5)  # between requests to a server that answers at once; coterie's holds them instead
-RETRY_SECONDS = (0.2, 10.0)
-REMINDER_SECONDS = 60.0
 REMEMBERED_MESSAGES = 1000
 TOLERATED_CLOCK_DIFFERENCE_SECONDS = 5.0
 
@@ -72,12 +71,12 @@ Request = TypeVar("Request")
 Result = TypeVar("Result")
 
 
-def is_stale(message: Message, *, margin: float = 0.0) -> bool:
-    """Whether the server stops waiting for the answer within ``margin`` seconds (``created_at + ttl``, this clock).
+def is_stale(message: Message) -> bool:
+    """Whether the server has stopped waiting for the answer: ``created_at + ttl`` has passed on this clock.
 
     A handler asks before it charges the ledger: a release for a round that is over would be paid for nothing.
     """
-    return message.metadata.created_at + message.metadata.ttl <= time.time() + margin
+    return message.metadata.created_at + message.metadata.ttl <= time.time()
 
 
 def serve(
@@ -187,13 +186,15 @@ class _Connection:
         self._node_id: int | None = None
         self._seen: OrderedDict[str, None] = OrderedDict()
         self._idle_seconds = IDLE_SECONDS[0]
-        self._outage: _Outage | None = None
+        self._outage: Outage | None = None
         self._left = threading.Event()
         self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
 
     def _new_client(self, *, timeout: float) -> FleetHttpClient:
         signing = NodeAuthHttpInterceptor(self._key, self._key.public_key())
-        return FleetHttpClient(f"http://{self._server}", interceptors=[self._clock, signing], timeout=timeout)
+        return FleetHttpClient(
+            f"http://{self._server}", interceptors=[self._clock, signing], verify=False, timeout=timeout
+        )
 
     @property
     def _node(self) -> Node:
@@ -212,12 +213,14 @@ class _Connection:
             try:
                 result = call(request)
             except httpx.TransportError as error:
-                reason = _reason(error)
+                reason = str(error) or type(error).__name__
             except httpx.HTTPStatusError as error:
                 reason = self._judged(error)
+            except ValueError:  # an answer that is no protobuf message
+                reason = "what answers there is not a coterie server"
             else:
-                if self._outage is not None and self._outage.announced:
-                    self._log(f"connected to {self._server} again")
+                if self._outage is not None:
+                    self._outage.over()
                 self._outage = None
                 return result
             if tries > 1 or self._outage is not None:
@@ -239,17 +242,8 @@ class _Connection:
 
     def _wait(self, reason: str) -> None:
         if self._outage is None:
-            self._outage = _Outage()
-        outage = self._outage
-        seconds = outage.seconds
-        if seconds >= self._retry_for:
-            raise CoterieError(
-                f"Expected a server at {self._server}, found none for {seconds:.0f} s ({reason}): "
-                "check that flower-server runs there, and --server"
-            )
-        if outage.due():
-            self._log(f"waiting for {self._server}: {reason}; giving up in {self._retry_for - seconds:.0f} s")
-        time.sleep(min(outage.next_delay(), max(self._retry_for - seconds, 0.01)))
+            self._outage = Outage(self._server, retry_for=self._retry_for, log=self._log)
+        self._outage.wait(reason)
 
     # ---- joining and leaving
 
@@ -298,6 +292,8 @@ class _Connection:
     def leave(self) -> None:
         """Tell the server, if it can be reached at once, that this client is gone."""
         self._left.set()
+        if self._heart.is_alive():
+            self._heart.join(2.0)  # a heartbeat that arrived last would bring this client back online
         if self._node_id is not None and self._outage is None:
             with contextlib.suppress(httpx.HTTPError, ValueError), self._new_client(timeout=2.0) as client:
                 client.DeactivateNode(DeactivateNodeRequest(node_id=self._node_id))
@@ -319,22 +315,28 @@ class _Connection:
             self._idle_seconds = min(self._idle_seconds * 1.5, IDLE_SECONDS[1])
             return None
         self._idle_seconds = IDLE_SECONDS[0]
-        header = message_from_proto(answer.messages_list[0])
-        if header.metadata.message_id in self._seen:
-            return None
-        self._seen[header.metadata.message_id] = None
-        if len(self._seen) > REMEMBERED_MESSAGES:
-            self._seen.popitem(last=False)
+        header = None
         try:
-            return self._fetch(header, answer.message_object_trees[0])
+            header = message_from_proto(answer.messages_list[0])
+            if self._is_new(header.metadata.message_id):
+                return self._fetch(header, answer.message_object_trees[0])
         except (_WithdrawnError, _RejoinError):
             self._log("the server took a message back before it was received")
-        except (CoterieError, httpx.HTTPError):
+        except CoterieError:
             raise
         except Exception as error:  # a malformed message must not end the client
             self._log(f"a message from the server cannot be read: {type(error).__name__}: {error}")
-            self.send(_refusal(header), header)
+            if header is not None:
+                self.send(_refusal(header), header)
         return None
+
+    def _is_new(self, message_id: str) -> bool:
+        if message_id in self._seen:
+            return False
+        self._seen[message_id] = None
+        if len(self._seen) > REMEMBERED_MESSAGES:
+            self._seen.popitem(last=False)
+        return True
 
     def _fetch(self, header: Message, tree: ObjectTree) -> Message:
         run_id, message_id = header.metadata.run_id, header.metadata.message_id
@@ -363,23 +365,18 @@ class _Connection:
     def send(self, reply: Message, message: Message) -> None:
         """Deliver ``reply``, again after each broken connection, until ``message`` is stale."""
         node_id = self._node_id
-        first = True
         while not is_stale(message):
             try:
-                if self._push(reply):
-                    return
-                if first:  # else an earlier try may have arrived after all
+                if not self._push(reply):
                     self._log("a reply came too late: the server had stopped waiting for it")
-                    return
-            except _RejoinError:
-                self.join()
-                if self._node_id != node_id:
-                    self._log("a reply was dropped: the server that asked is gone")
-                    return
             except _WithdrawnError:
                 self._log("a reply was dropped: the run is over")
-                return
-            first = False
+            except _RejoinError:
+                self.join()
+                if self._node_id == node_id:
+                    continue
+                self._log("a reply was dropped: the server that asked is gone")
+            return
         self._log("a reply was dropped: the server has stopped waiting for it")
 
     def _push(self, reply: Message) -> bool:
@@ -393,45 +390,25 @@ class _Connection:
                 message_object_trees=[get_object_tree(reply)],
                 clientapp_runtime_list=[0.0],
             )
+        # The server answers with what it lacks: of a reply that it wants, all; once it has everything, nothing. An
+        # object that it refuses either arrived in a try whose answer was lost, or is not wanted any more: ask again.
+        for attempt in range(3):
             answer = self._persist(self._client.PushMessages, request)
-            for object_id in answer.objects_to_push:
-                part = PushObjectRequest(
+            if not answer.objects_to_push:
+                return attempt > 0
+            parts = (
+                PushObjectRequest(
                     node=self._node,
                     run_id=reply.metadata.run_id,
                     object_id=object_id,
                     object_content=objects[object_id].deflate(),
                     session_id=answer.session_id,
                 )
-                self._persist(self._client.PushObject, part)
-        return bool(answer.objects_to_push)
-
-
-class _Outage:
-    """How long the server has been away, when to try again and when to say so."""
-
-    def __init__(self) -> None:
-        self._began = time.monotonic()
-        self._delay = RETRY_SECONDS[0]
-        self._announce_at = self._began
-        self.announced = False
-
-    @property
-    def seconds(self) -> float:
-        """Since the first failure."""
-        return time.monotonic() - self._began
-
-    def due(self) -> bool:
-        """Whether it is time for a line: at once, then once a minute."""
-        if time.monotonic() < self._announce_at:
-            return False
-        self._announce_at = time.monotonic() + REMINDER_SECONDS
-        self.announced = True
-        return True
-
-    def next_delay(self) -> float:
-        """Seconds until the next try, doubling to 10, spread so that many clients do not come at once."""
-        delay, self._delay = self._delay, min(2 * self._delay, RETRY_SECONDS[1])
-        return delay * random.uniform(0.5, 1.0)
+                for object_id in answer.objects_to_push
+            )
+            if all(self._persist(self._client.PushObject, part).stored for part in parts):
+                return True
+        return False
 
 
 def _checked_address(server: str) -> str:
@@ -439,7 +416,3 @@ def _checked_address(server: str) -> str:
     if not (colon and host and "/" not in host and port.isascii() and port.isdigit() and 0 < int(port) <= 65535):
         raise CoterieError(f"Expected --server as host:port, such as 127.0.0.1:9092, found {server!r}")
     return server
-
-
-def _reason(error: httpx.TransportError) -> str:
-    return str(error) or type(error).__name__
