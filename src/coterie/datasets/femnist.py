@@ -99,7 +99,7 @@ def read(source: DataSource) -> Dataset:
 
 
 def read_leaf(path: Path) -> Iterator[tuple[str, NDArray[Any], NDArray[Any]]]:
-    """The writers of one LEAF json file, pixels inverted so that ink is 1. Raises ``CoterieError`` with the place."""
+    """The writers of one LEAF json file, with ink = 1. Raises ``CoterieError`` with the place."""
     try:
         content = json.loads(read_text(path))
     except (ValueError, RecursionError) as error:
@@ -169,7 +169,9 @@ task = Task(
     higher_is_better=True,
     read=read,
     initialise=initialise,
-    clipping_norm=1.0,
+    # Near the median norms of one epoch's updates from a random start, on the digits of 150 writers without
+    # noise.
+    clipping_norm={"convolution1": 0.1, "convolution2": 0.2, "hidden": 0.8, "output": 1.0},
     training=TrainingSettings(epochs=1, step_size=0.1, batch_size=10),
     report=as_percent,
     partitions=("writer",),
