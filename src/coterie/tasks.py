@@ -1,6 +1,7 @@
 """A task: a model, its loss and metric, and how one data holder's file is read. Nothing else is task-specific."""
 
 import importlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -103,7 +104,7 @@ BUILT_IN = {
 def load_task(name: str) -> Task:
     """The built-in task called ``name``, or a user's own as ``package.module:attribute``."""
     target = BUILT_IN.get(name, name)
-    if ":" not in target:
+    if not re.fullmatch(r"\w+(\.\w+)*:\w+", target):
         near = get_close_matches(name, BUILT_IN, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise CoterieError(
@@ -113,7 +114,9 @@ def load_task(name: str) -> Task:
     try:
         found = getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError) as error:
-        raise CoterieError(f"Expected an importable task at {target!r}, found: {error}") from error
+        raise CoterieError(
+            f"Expected an importable task at {target!r}, found: {error}; is its folder on PYTHONPATH?"
+        ) from error
     if not isinstance(found, Task):
         raise CoterieError(f"Expected {target!r} to be a coterie.tasks.Task, found {type(found).__name__}")
     return found

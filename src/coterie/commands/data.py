@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-from rich.table import Table
 
 from coterie.datasets.sources import SOURCES, cache_folder, source_named
 
@@ -21,16 +20,16 @@ Name = Annotated[str, typer.Argument(help=f"One of {', '.join(SOURCES)}.")]
 @app.command("list")
 def list_data() -> None:
     """List the data sets, where they come from, and whether they are on this machine."""
-    table = Table(title=f"Public data sets, kept in {cache_folder()}")
-    for title in ("name", "what and where from", "download", "here"):
-        table.add_column(title)
     for source in SOURCES.values():
         folder = cache_folder() / source.name
         here = all((folder / file).is_file() for file in source.files)
-        remark = f"\nNote: {source.remark}." if source.remark else ""
-        urls = "\n".join(item.url for item in source.downloads)
-        table.add_row(source.name, f"{source.title}\n{urls}{remark}", source.size, "yes" if here else "no")
-    Console().print(table)
+        print(f"{source.name}: {f'here, {source.data_path(folder)}' if here else 'not here'}")
+        print(f"  {source.title}")
+        print(f"  {source.size}, from")
+        for item in source.downloads:
+            print(f"    {item.url}")
+        if source.remark:
+            print(f"  Note: {source.remark}.")
 
 
 @app.command()

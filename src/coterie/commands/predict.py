@@ -16,7 +16,7 @@ from coterie.errors import CoterieError
 def predict(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="A client's model.safetensors.")],
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The rows, in the form that the model's task reads.")],
-    out: Annotated[Path | None, typer.Option(help="Write the predictions to this CSV file. [standard output]")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the predictions to this CSV file, not to standard output.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a list with one object a row.")] = False,
     task: Annotated[
         str | None, typer.Option(help="The model's task, needed when it is your own package.module:attribute.")
@@ -30,6 +30,8 @@ def predict(
 
     if out is not None and as_json:
         raise CoterieError("Expected one of --out and --json, found both")
+    if out is not None and out.resolve() == file.resolve():
+        raise CoterieError(f"Expected --out to be another file than the rows in {file}, found the same")
     its_task, module = load_model(model, task_name=task)
     if its_task.read_inputs is None or its_task.decode is None:
         raise CoterieError(f"Expected a model of a task that predicts from files, found one for {its_task.name!r}")
@@ -42,7 +44,7 @@ def predict(
     if as_json:
         names = list(columns)
         rows = zip(*columns.values(), strict=True)
-        print(json.dumps([dict(zip(names, row, strict=True)) for row in rows], indent=2, ensure_ascii=False))
+        print(json.dumps([dict(zip(names, row, strict=True)) for row in rows], indent=2))
     elif out is None:
         sys.stdout.write(_as_csv(columns))
     else:

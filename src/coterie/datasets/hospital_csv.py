@@ -74,7 +74,7 @@ def read_rows(path: Path, required: tuple[str, ...]) -> tuple[tuple[str, ...], I
     """The cleaned header and the rows of ``path``; the rows are checked while they are read.
 
     Header names lose their padding. Raises ``CoterieError`` for a file that cannot be read, is no CSV,
-    lacks a required column (naming it and those found) or names one twice, and for a row with another
+    lacks a required column (naming it and those found) or names any twice, and for a row with another
     number of fields.
     """
     reader = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
@@ -82,11 +82,12 @@ def read_rows(path: Path, required: tuple[str, ...]) -> tuple[tuple[str, ...], I
         header = tuple(" ".join(name.split()) for name in next(reader, ()))
     except csv.Error as error:
         raise CoterieError(f"Expected a CSV file at {path}, found: {error} at line {reader.line_num}") from error
+    found = ", ".join(repr(column[:40]) for column in header[:30]) or "no header line"
     for name in required:
-        if header.count(name) != 1:
-            found = ", ".join(repr(column[:40]) for column in header[:30]) or "no header line"
-            times = "one" if name not in header else "only one"
-            raise CoterieError(f"Expected {times} column {name!r} in {path}, found {found}")
+        if name not in header:
+            raise CoterieError(f"Expected a column {name!r} in {path}, found {found}")
+    if twice := next((name for name in header if header.count(name) > 1), None):
+        raise CoterieError(f"Expected different column names in {path}, found {twice!r} twice")
 
     def checked() -> Iterator[Row]:
         while True:

@@ -18,7 +18,7 @@ class Download:
 
 @dataclass(frozen=True)
 class PublicSource:
-    """A data set as published. ``files`` are what the reader is given: the downloads, or what is made of them."""
+    """A data set as published; ``files`` is what the reader is given, the downloads or what is made of them."""
 
     name: str
     title: str

@@ -103,7 +103,7 @@ def _compare(source: PublicSource, folder: Path) -> str:
 
 
 def _reject(source: PublicSource, incoming: Path) -> None:
-    """Put aside what was downloaded without a checksum and cannot be read, so that the next fetch starts anew."""
+    """Put aside what came without a checksum and cannot be read, so that the next fetch starts anew."""
     for item in source.downloads:
         if item.sha256 is None:
             (incoming / item.file).replace(incoming / f"{item.file}.rejected")
