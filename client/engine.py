@@ -102,8 +102,7 @@ def serve(
 
     SIGTERM and Ctrl-C raise ``KeyboardInterrupt`` here, after the server was told that this client leaves.
     """
-    FLOWER_LOGGER.disabled = True  # what goes wrong is said by ``log``, in this program's words
-    with _terminable():
+    with _quiet_flower(), _terminable():
         connection = _Connection(server, key, retry_for=retry_for, log=log)
         try:
             connection.join()
@@ -135,6 +134,16 @@ def _handled(
 
 def _refusal(message: Message) -> Message:
     return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "the client failed"), reply_to=message)
+
+
+@contextmanager
+def _quiet_flower() -> Iterator[None]:
+    """What goes wrong is said by ``log``, in this program's words."""
+    before, FLOWER_LOGGER.disabled = FLOWER_LOGGER.disabled, True
+    try:
+        yield
+    finally:
+        FLOWER_LOGGER.disabled = before
 
 
 @contextmanager

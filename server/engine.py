@@ -371,6 +371,16 @@ def _start_run(state: InMemoryLinkState) -> Run:
 
 
 @contextmanager
+def _quiet_flower() -> Iterator[None]:
+    """Flower logs every call, and as an error every refused one; what matters to the user is said by the caller."""
+    before, FLOWER_LOGGER.disabled = FLOWER_LOGGER.disabled, True
+    try:
+        yield
+    finally:
+        FLOWER_LOGGER.disabled = before
+
+
+@contextmanager
 def superlink(listen: Address) -> Iterator[EmbeddedGrid]:
     """Run a SuperLink in this process for as long as the context is open.
 
@@ -380,12 +390,11 @@ def superlink(listen: Address) -> Iterator[EmbeddedGrid]:
     SuperLink at a time, since Flower keeps the identity of the run in process-wide variables.
     """
     with bind(listen) as listener:
-        FLOWER_LOGGER.disabled = True  # it logs every call; what matters to the user is said by the caller
         host, port_number = listener.getsockname()[:2]
         state = InMemoryLinkState(NoOpFederationManager(), InMemoryObjectStore())
         run = _start_run(state)
         port = Port(_FleetApi(state).respond)
-        with serving(port, listener):
+        with _quiet_flower(), serving(port, listener):
             try:
                 yield EmbeddedGrid(state, run, Address(host, port_number), port)
             finally:
