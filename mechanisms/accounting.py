@@ -72,26 +72,6 @@ def price(events: Iterable[ReleaseEvent], *, delta: float) -> Price:
     return accountant.price(delta=delta)
 
 
-def gaussian_limit(events: Iterable[ReleaseEvent], *, delta: float) -> float:
-    """The ε at ``delta`` that the events' limit for many dimensions would have: Gaussian noise with μ² = Σ D²/n.
-
-    For comparison only. At small n this is no bound on the exact price, neither from above nor from below. Raises
-    ``ValueError`` for a selection, which has no dimension, and for what ``price`` raises it.
-    """
-    expect_delta(delta)
-    squares: list[float] = []
-    for event in events:
-        match check(event):
-            case UpdateRelease(layers=layers):
-                squares += [(noise.epsilon * noise.radius) ** 2 / noise.dimension for noise in layers]
-            case GaussianRelease(sigma=sigma, radius=radius):
-                squares.append((radius / sigma) ** 2)
-            case SelectionRelease():
-                raise ValueError("Expected updates and Gaussian releases, found a selection: it has no Gaussian limit")
-    total = math.fsum(squares)
-    return GaussianLoss(math.sqrt(total)).epsilon(delta) if total > 0 else 0.0
-
-
 class Accountant:
     """A growing ledger's prices. Equal releases are counted, not listed, so that another round is priced at once."""
 
@@ -146,6 +126,21 @@ class Accountant:
             formal=not self._relative,
             notes=tuple(notes),
         )
+
+    def gaussian_limit(self, *, delta: float) -> float:
+        """The ε at ``delta`` of the limit for many dimensions: Gaussian noise with μ² = Σ D²/n, D = ε·r.
+
+        For comparison only: at small n this is no bound on the exact price, neither from above nor from below.
+        Raises ``ValueError`` for δ outside (0, 1) and for a ledger with selections, which have no dimension.
+        """
+        expect_delta(delta)
+        if self._responses:
+            raise ValueError("Expected updates and Gaussian releases, found a selection: it has no Gaussian limit")
+        parts = [distance / math.sqrt(n) * math.sqrt(count) for (n, distance), count in self._noise.items()]
+        mu = math.hypot(*parts, math.sqrt(_exact_sum(self._gaussian)))
+        if mu == 0:
+            return 0.0
+        return GaussianLoss(mu).epsilon(delta) if mu < _LARGEST_DISTANCE else math.inf
 
     def _composed(self, factor: int, delta: float) -> float:
         if 2 * max((distance for _, distance in self._noise), default=0.0) > _LARGEST_DISTANCE:

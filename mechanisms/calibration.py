@@ -58,12 +58,12 @@ def planned_release(layers: Sequence[int], noise_multiplier: float) -> UpdateRel
     return UpdateRelease(Neighbourhood.FIXED, tuple(Noise(size, size / noise_multiplier, 1.0) for size in layers))
 
 
-def planned_price(*, layers: Sequence[int], noise_multiplier: float, rounds: int, delta: float) -> Price:
-    """What ``rounds`` planned releases cost. Raises ``ValueError`` for sizes or rounds below 1, bad ν or δ."""
+def planned_ledger(*, layers: Sequence[int], noise_multiplier: float, rounds: int) -> Accountant:
+    """A ledger of ``rounds`` planned releases. Raises ``ValueError`` for sizes or rounds below 1 and a bad ν."""
     expect_count("rounds", rounds)
     accountant = Accountant()
     accountant.add([planned_release(layers, noise_multiplier)], times=rounds)
-    return accountant.price(delta=delta)
+    return accountant
 
 
 def noise_multipliers(*, epsilon: float, delta: float, rounds: int, layers: Sequence[int]) -> NoiseMultipliers:
@@ -77,7 +77,7 @@ def noise_multipliers(*, epsilon: float, delta: float, rounds: int, layers: Sequ
     expect_count("rounds", rounds)
 
     def cost(noise_multiplier: float) -> Price:
-        return planned_price(layers=layers, noise_multiplier=noise_multiplier, rounds=rounds, delta=delta)
+        return planned_ledger(layers=layers, noise_multiplier=noise_multiplier, rounds=rounds).price(delta=delta)
 
     planned_release(layers, 1.0)  # what is wrong with the sizes is said first
     pure = _at_least(rounds * sum(layers) / epsilon, lambda nu: cost(nu).pure <= epsilon)
@@ -142,7 +142,8 @@ def compare_with_gaussian(*, noise_multiplier: float, delta: float, rounds: int,
     A standard normal vector in Rⁿ has the mean norm m_n = √2·Γ((n+1)/2)/Γ(n/2), so σ = νC/m_n and μ² adds up to
     rounds·Σ_l (m_{n_l}/ν)². Raises ``ValueError`` like ``noise_multipliers``.
     """
-    laplace = planned_price(layers=layers, noise_multiplier=noise_multiplier, rounds=rounds, delta=delta).tight
+    plan = planned_ledger(layers=layers, noise_multiplier=noise_multiplier, rounds=rounds)
+    laplace = plan.price(delta=delta).tight
     norm = math.sqrt(rounds * math.fsum(mean_normal_norm(size) ** 2 for size in layers))
     return Comparison(
         noise_multiplier=noise_multiplier,

@@ -32,13 +32,11 @@ def account(
     as_json: AsJson = False,
 ) -> None:
     """Show what releases at a noise multiplier cost: pure and (ε, δ), within the radius and for any two values."""
-    from coterie.mechanisms.accounting import gaussian_limit
-    from coterie.mechanisms.calibration import planned_price, planned_release
+    from coterie.mechanisms.calibration import planned_ledger
 
     sizes = _sizes(dimension, layers)
-    price = planned_price(layers=sizes, noise_multiplier=noise_multiplier, rounds=rounds, delta=delta)
-    release = planned_release(sizes, noise_multiplier)
-    limit = gaussian_limit([release] * rounds, delta=delta)
+    plan = planned_ledger(layers=sizes, noise_multiplier=noise_multiplier, rounds=rounds)
+    price, limit = plan.price(delta=delta), plan.gaussian_limit(delta=delta)
     answer = {
         "dimension": sum(sizes),
         "layers": sizes,
@@ -67,7 +65,7 @@ def account(
     console.print(table)
     console.print(
         "The radius is the clipping norm C of each layer. Pure ε bounds the log-ratio of the probabilities of all that "
-        "was sent; ε at δ is the smallest for which that may fail with 'probability' δ, rounded up. " + _LIMIT_NOTE,
+        f"was sent. ε at δ is the smallest, rounded up, at which all of it is (ε, δ) indistinguishable. {_LIMIT_NOTE}",
         style="dim",
     )
     for note in price.notes:
@@ -137,8 +135,8 @@ def _print_calibration(answer: dict[str, Any]) -> None:
     console = Console()
     console.print(table)
     console.print(
-        f"--noise-multiplier {_number(found['tight'])} adds noise whose mean norm is {_number(found['tight'])} times the "
-        "clipping norm C of each layer, in every release.",
+        f"--noise-multiplier {_number(found['tight'])}: noise whose mean norm is so many times the clipping norm C of "
+        "each layer, in every release.",
         style="dim",
     )
     if "comparison" in answer:
@@ -163,15 +161,12 @@ def _plot(path: Path, sizes: Sequence[int], noise_multiplier: float, rounds: int
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    from coterie.mechanisms.accounting import gaussian_limit
-    from coterie.mechanisms.calibration import planned_price, planned_release
+    from coterie.mechanisms.calibration import planned_ledger
 
     steps = sorted({round(step) for step in np.geomspace(1, rounds, 30)} | {1, rounds})
-    prices = [
-        planned_price(layers=sizes, noise_multiplier=noise_multiplier, rounds=step, delta=delta) for step in steps
-    ]
-    release = planned_release(sizes, noise_multiplier)
-    limits = [gaussian_limit([release] * step, delta=delta) for step in steps]
+    plans = [planned_ledger(layers=sizes, noise_multiplier=noise_multiplier, rounds=step) for step in steps]
+    prices = [plan.price(delta=delta) for plan in plans]
+    limits = [plan.gaussian_limit(delta=delta) for plan in plans]
     figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
     axes.plot(steps, [price.pure for price in prices], label="pure ε", color="tab:red", marker=".")
     axes.plot(steps, [price.tight for price in prices], label=f"ε at δ = {delta:g}", color="tab:blue", marker=".")
@@ -193,12 +188,12 @@ def _check_plot(path: Path) -> None:
 
 
 def _sizes(dimension: int | None, layers: str | None) -> list[int]:
-    if (dimension is None) == (layers is None):
-        found = "neither" if dimension is None else "both"
-        raise CoterieError(f"Expected one of --dimension and --layers, found {found}")
-    if layers is None:
-        assert dimension is not None
+    if dimension is not None and layers is not None:
+        raise CoterieError("Expected one of --dimension and --layers, found both: leave one out")
+    if dimension is not None:
         return [dimension]
+    if layers is None:
+        raise CoterieError("Expected one of --dimension and --layers, found neither: give one")
     try:
         return [int(size) for size in layers.split(",")]
     except ValueError as error:
@@ -220,7 +215,7 @@ def _number(value: float) -> str:
     if not math.isfinite(value) or value == 0:
         return "no bound" if value else "0"
     digits = 3 - math.floor(math.log10(value))
-    return f"{math.ceil(value * 10**digits * (1 - 1e-9)) / 10**digits:.6g}"
+    return f"{math.ceil(value * 10**digits * (1 - 1e-12)) / 10**digits:.10g}"
 
 
 def _print_json(answer: dict[str, Any]) -> None:
