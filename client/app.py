@@ -1,11 +1,8 @@
 """The client as one warm process (``flower-client``), and as a stock Flower ClientApp."""
 
-import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
-from coterie.client.fleet import Job, run_fleet
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
@@ -17,6 +14,7 @@ from coterie.client.assembly import (
     task_policy,
 )
 from coterie.client.engine import is_stale, serve
+from coterie.client.fleet import run_fleet
 from coterie.client.keys import load_or_create_key
 from coterie.client.participation import (
     MODEL_FILE,
@@ -32,9 +30,7 @@ from coterie.errors import CoterieError
 from coterie.flower import from_record, to_record
 from coterie.protocol import HypothesesMessage, MalformedMessage, Refusal, Reply, TrainRequest
 from coterie.tasks import ClientData, Task, load_task
-
-# The server must still be listening when a paid release reaches it.
-_SECONDS_TO_SEND = 1.0
+from coterie.terminal import say_item
 
 
 def answer(holder: DataHolder, message: Message) -> Message | None:
@@ -44,7 +40,7 @@ def answer(holder: DataHolder, message: Message) -> Message | None:
         fields = from_record(message.content)
         if message.metadata.message_type == "train":
             request = TrainRequest.parse(fields)
-            reply = answer_train(holder, request, is_stale=lambda: is_stale(message, margin=_SECONDS_TO_SEND))
+            reply = answer_train(holder, request, is_stale=lambda: is_stale(message))
         elif message.metadata.message_type == "evaluate":
             reply = answer_validation(holder, HypothesesMessage.parse(fields))
         else:
@@ -57,19 +53,21 @@ def answer(holder: DataHolder, message: Message) -> Message | None:
 def take_part(settings: ClientSettings, *, log: Callable[[str], None]) -> int:
     """Run one data holder, or a fleet of them, until the server ends the run. The exit status."""
     task = load_task(settings.task)
-    torch.set_num_threads(1)  # before the fork: torch's thread pool does not survive one, and clients are many
     dataset = read_dataset(settings, task)
     for note in dataset.notes:
         log(note)
     log(f"{len(dataset.clients)} data holder(s), task {task.name}, state in {settings.state}")
-    for line in statement(settings, task_policy(settings, task)):
-        log(line)
+    for item in statement(settings, task_policy(settings, task)):
+        say_item(item)
     if settings.fleet is None:
         take_part_as(settings, task, dataset.clients[0], log=log)
         return 0
-    jobs = [Job(client.name, client) for client in dataset.clients]
-    gc.collect()
-    return run_fleet(jobs, lambda data: take_part_as(settings, task, data, log=log), log=log)
+    return run_fleet(
+        dataset.clients,
+        lambda data: take_part_as(settings, task, data, log=log),
+        name=lambda data: data.name,
+        log=log,
+    )
 
 
 def take_part_as(

@@ -59,6 +59,9 @@ def flower_client(
     """Take part in a federation as one data holder (or a fleet of them) until the run is over."""
     flags = {name: value for name, value in locals().items() if name != "config"}
     settings = load_settings(ClientSettings, config, flags)
+    from coterie.client.fleet import single_threaded
+
+    single_threaded()
     from coterie.client.app import take_part
 
     raise typer.Exit(take_part(settings, log=say))

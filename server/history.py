@@ -29,9 +29,9 @@ class RoundRecord:
     seconds: float
     sampled: int
     clients_per_hypothesis: tuple[int, ...]
-    refusals: Mapping[str, int] = field(default_factory=Counter)
-    failures: Mapping[str, int] = field(default_factory=Counter)
-    dropped: Mapping[str, int] = field(default_factory=Counter)
+    refusals: Mapping[str, int] = field(default_factory=dict)
+    failures: Mapping[str, int] = field(default_factory=dict)
+    dropped: Mapping[str, int] = field(default_factory=dict)
     validation_loss: float | None = None
     metric: float | None = None
     validators: int = 0

@@ -148,9 +148,9 @@ class KHypotheses(Strategy):
             seconds=time.monotonic() - began,
             sampled=len(requests),
             clients_per_hypothesis=tuple(int(metrics[name]) for name in metrics),  # type: ignore[arg-type]
-            refusals=self._tally.refusals,
-            failures=self._tally.failures,
-            dropped=self._tally.dropped,
+            refusals=dict(self._tally.refusals),
+            failures=dict(self._tally.failures),
+            dropped=dict(self._tally.dropped),
         )
         if self._validation is not None:
             record = replace(

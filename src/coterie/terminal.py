@@ -1,6 +1,7 @@
 """How coterie's commands speak: lines on the terminal, one line for an error, no traceback for a user's mistake."""
 
 import sys
+import textwrap
 import time
 from collections.abc import Callable
 from typing import NoReturn
@@ -14,6 +15,11 @@ from coterie.errors import CoterieError
 def say(line: str) -> None:
     """One line of progress, with the time of day, on standard error: standard output is for results."""
     print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
+
+
+def say_item(text: str) -> None:
+    """One paragraph of a list, wrapped for a terminal, on standard error."""
+    print(textwrap.fill(text, width=110, initial_indent="  • ", subsequent_indent="    "), file=sys.stderr, flush=True)
 
 
 def one_command(name: str, command: Callable[..., None]) -> NoReturn:
