@@ -109,7 +109,7 @@ class Accountant:
         mu = math.sqrt(_exact_sum(self._gaussian))
         exact = _exact_sum(self._pure)
         selections = _exact_sum(self._selections)
-        pure = float(exact + selections) if mu == 0 else math.inf
+        pure = self.pure
         local_pure = float(2 * exact + selections) if mu == 0 and not self._relative else math.inf
         composed = self._composed(1, delta)
         local_composed = self._composed(2, delta) if not self._relative else math.inf
@@ -126,6 +126,16 @@ class Accountant:
             formal=not self._relative,
             notes=tuple(notes),
         )
+
+    @property
+    def pure(self) -> float:
+        """``Price.pure`` alone: the same number as ``pure_loss`` of the same events."""
+        return math.inf if any(self._gaussian) else float(_exact_sum(self._pure) + _exact_sum(self._selections))
+
+    def tight(self, *, delta: float) -> float:
+        """``Price.tight`` alone, in half the time. Raises ``ValueError`` for δ outside (0, 1)."""
+        expect_delta(delta)
+        return min(self.pure, self._composed(1, delta))
 
     def gaussian_limit(self, *, delta: float) -> float:
         """The ε at ``delta`` of the limit for many dimensions: Gaussian noise with μ² = Σ D²/n, D = ε·r.

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 from scipy import special
 
-from coterie.mechanisms.accounting import Accountant, Price, expect_delta, pure_loss
+from coterie.mechanisms.accounting import Accountant, expect_delta, pure_loss
 from coterie.mechanisms.arguments import expect_count, expect_positive
 from coterie.mechanisms.events import Neighbourhood, Noise, ReleaseEvent, UpdateRelease
 from coterie.mechanisms.privacy_loss import GaussianLoss
@@ -18,7 +18,7 @@ MOST_ROUNDS = 100_000
 BUDGET_ROUNDING = 1e-12
 """Relative: a total may pass a budget by float rounding, so that six releases of 11/3 fit into 22."""
 
-_NOISE_TOLERANCE = 1e-6  # relative, of a noise multiplier
+_NOISE_TOLERANCE = 1e-4  # relative, of a noise multiplier
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def planned_ledger(*, layers: Sequence[int], noise_multiplier: float, rounds: in
 
 
 def noise_multipliers(*, epsilon: float, delta: float, rounds: int, layers: Sequence[int]) -> NoiseMultipliers:
-    """The smallest ν, to a relative 1e-6 and from above, at which ``rounds`` fixed releases cost at most ``epsilon``.
+    """The smallest ν, to a relative 1e-4 and from above, at which ``rounds`` fixed releases cost at most ``epsilon``.
 
     The price at the returned ν, as ``accounting`` computes it, never passes ``epsilon``. Raises ``ValueError`` for
     ε ≤ 0, δ outside (0, 1), rounds or layer sizes below 1.
@@ -76,12 +76,13 @@ def noise_multipliers(*, epsilon: float, delta: float, rounds: int, layers: Sequ
     expect_delta(delta)
     expect_count("rounds", rounds)
 
-    def cost(noise_multiplier: float) -> Price:
-        return planned_ledger(layers=layers, noise_multiplier=noise_multiplier, rounds=rounds).price(delta=delta)
+    def plan(noise_multiplier: float) -> Accountant:
+        return planned_ledger(layers=layers, noise_multiplier=noise_multiplier, rounds=rounds)
 
     planned_release(layers, 1.0)  # what is wrong with the sizes is said first
-    pure = _at_least(rounds * sum(layers) / epsilon, lambda nu: cost(nu).pure <= epsilon)
-    tight = _smallest(pure, lambda nu: cost(nu).tight <= epsilon)
+    pure = _at_least(rounds * sum(layers) / epsilon, lambda nu: plan(nu).pure <= epsilon)
+    guess = _smallest(pure, lambda nu: plan(nu).gaussian_limit(delta=delta) <= epsilon)
+    tight = _smallest(min(guess, pure), lambda nu: plan(nu).tight(delta=delta) <= epsilon)
     # Twice the distance at twice ν is the same loss, to the last bit.
     return NoiseMultipliers(pure=pure, tight=tight, local_pure=2 * pure, local_tight=2 * tight)
 
@@ -110,7 +111,7 @@ def rounds_left(
         accountant = Accountant()
         accountant.add(events)
         accountant.add(release, times=rounds)
-        return accountant.price(delta=delta).tight <= budget
+        return accountant.tight(delta=delta) <= budget
 
     if not fits(1):
         return 0
@@ -143,7 +144,7 @@ def compare_with_gaussian(*, noise_multiplier: float, delta: float, rounds: int,
     rounds·Σ_l (m_{n_l}/ν)². Raises ``ValueError`` like ``noise_multipliers``.
     """
     plan = planned_ledger(layers=layers, noise_multiplier=noise_multiplier, rounds=rounds)
-    laplace = plan.price(delta=delta).tight
+    laplace = plan.tight(delta=delta)
     norm = math.sqrt(rounds * math.fsum(mean_normal_norm(size) ** 2 for size in layers))
     return Comparison(
         noise_multiplier=noise_multiplier,
@@ -172,10 +173,11 @@ def _at_least(start: float, meets: Callable[[float], bool]) -> float:
 def _smallest(start: float, meets: Callable[[float], bool]) -> float:
     """The smallest value, from above and to a relative tolerance, that ``meets`` a target which larger ones meet."""
     low = high = start
+    step = 1.02
     while not meets(high):
-        low, high = high, 2 * high
+        low, high, step = high, high * step, step * step
     while meets(low):
-        low, high = low / 2, low
+        low, high, step = low / step, low, step * step
     while high - low > _NOISE_TOLERANCE * high:
         middle = math.sqrt(low * high)
         low, high = (low, middle) if meets(middle) else (middle, high)

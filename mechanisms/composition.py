@@ -101,7 +101,7 @@ def connect_the_dots(atoms: Atoms, interval: float) -> tuple[int, NDArray[np.flo
     """
     index: NDArray[np.int64] = np.floor(atoms.losses / interval).astype(np.int64)
     above = np.clip(atoms.losses - index * interval, 0.0, interval)
-    upper = np.expm1(-above) / math.expm1(-interval)
+    upper = np.minimum(np.expm1(-above) / math.expm1(-interval), 1.0)
     first = int(index.min())
     size = int(index.max()) - first + 2
     probabilities = np.zeros(size)
@@ -135,10 +135,10 @@ def _compose(counts: list[tuple[Loss, int]]) -> _Composed:
 
 
 def _interval(counts: list[tuple[Loss, int]]) -> float:
-    """A power of two, so that multiples are exact and adding a release rarely changes it."""
+    """The farthest loss over a power of two: an atom there (n = 1, selections) stays where it is."""
     total = sum(count for _, count in counts)
     mean_square = math.fsum(count * loss.standard_deviation**2 for loss, count in counts) / total
     widest = max(loss.window[1] - loss.window[0] for loss, _ in counts)
     farthest = max(max(abs(end) for end in loss.window) for loss, _ in counts)
     wanted = max(_RESOLUTION * math.sqrt(mean_square), widest / _MOST_POINTS, farthest / _LARGEST_INDEX)
-    return 2.0 ** math.floor(math.log2(wanted))
+    return math.ldexp(farthest, -math.ceil(math.log2(farthest / wanted)))
