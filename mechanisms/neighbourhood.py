@@ -27,9 +27,11 @@ def clip(update: ArrayLike, radius: float) -> NDArray[np.float64]:
     """The update scaled into the ball of ``radius`` C: v·min(1, C/‖v‖₂), a new float64 array of v's shape.
 
     The result's norm is at most C *as evaluated in floating point*, in float64 and any order of summation (or
-    exactly, as by ``math.fsum``): the vector is scaled to C·(1 − 2m) with m = (n + 8)·2⁻⁵³, and a vector is
-    left as it is only if its norm is below C by that rounding margin. So clipping twice is the same as
-    clipping once, and a vector whose norm equals C is scaled by 1 − 2m (about 10⁻¹⁵ for small n).
+    exactly, as by ``math.fsum``), for every C whose square does not underflow: a vector is left as it is only
+    if its norm is below C by a rounding margin m = (n + 8)·2⁻⁵³, and else scaled to C·(1 − 2m). So clipping
+    twice is the same as clipping once, and a vector whose norm equals C is scaled by 1 − 2m (about 10⁻¹⁵ for
+    small n). The margin: a sum of n squares in any order is right to a relative n·2⁻⁵³, its root to half of
+    that.
 
     | update | result |
     |---|---|

@@ -2,9 +2,14 @@
 
 import numpy as np
 import pytest
+from hypothesis import settings
 
 from coterie import rng
 from coterie.mechanisms.randomness import NoiseSource
+
+
+settings.register_profile("no deadline", deadline=None)  # no test asserts a time
+settings.load_profile("no deadline")
 
 
 class ReplayedEntropy(rng.SecureGenerator):

@@ -72,7 +72,7 @@ def test_a_vector_inside_is_unchanged_and_one_outside_keeps_its_direction(
     if norm <= radius * (1 - 1e-13):
         assert np.array_equal(clipped, update)
     elif norm >= radius * (1 + 1e-13):
-        assert np.allclose(clipped, update * (radius / norm), rtol=1e-12, atol=0)
+        assert np.allclose(clipped, update * (radius / norm), rtol=1e-12, atol=1e-300)
         assert math.hypot(*clipped) >= radius * (1 - 1e-13)
 
 
