@@ -7,7 +7,6 @@ from hypothesis import settings
 from coterie import rng
 from coterie.mechanisms.randomness import NoiseSource
 
-
 settings.register_profile("no deadline", deadline=None)  # no test asserts a time
 settings.load_profile("no deadline")
 
