@@ -35,19 +35,21 @@ from coterie.terminal import say_item
 
 def answer(holder: DataHolder, message: Message) -> Message | None:
     """The reply to one Flower message, or None when its round is over. A malformed message is refused."""
-    reply: Reply | None
+    reply = _reply(holder, message)
+    return None if reply is None else Message(to_record(reply.to_fields()), reply_to=message)
+
+
+def _reply(holder: DataHolder, message: Message) -> Reply | None:
     try:
         fields = from_record(message.content)
         if message.metadata.message_type == "train":
             request = TrainRequest.parse(fields)
-            reply = answer_train(holder, request, is_stale=lambda: is_stale(message))
-        elif message.metadata.message_type == "evaluate":
-            reply = answer_validation(holder, HypothesesMessage.parse(fields))
-        else:
-            reply = keep_model(holder, HypothesesMessage.parse(fields))
+            return answer_train(holder, request, is_stale=lambda: is_stale(message))
+        if message.metadata.message_type == "evaluate":
+            return answer_validation(holder, HypothesesMessage.parse(fields))
+        return keep_model(holder, HypothesesMessage.parse(fields))
     except MalformedMessage as error:
-        reply = Refusal(f"malformed request: {error}")
-    return None if reply is None else Message(to_record(reply.to_fields()), reply_to=message)
+        return Refusal(f"malformed request: {error}")
 
 
 def take_part(settings: ClientSettings, *, log: Callable[[str], None]) -> int:
@@ -101,7 +103,9 @@ class _Warm:
         reply = answer(self.holder, message)
         if message.metadata.message_type == "query":
             self.over = True
-            self.log(f"the run is over, the model is {self.holder.folder / MODEL_FILE}")
+            kept = reply is not None and from_record(reply.content).scalars.get("kind") == "acknowledgement"
+            model = f"the model is {self.holder.folder / MODEL_FILE}" if kept else "no model was kept"
+            self.log(f"the run is over, {model}")
         return reply
 
 

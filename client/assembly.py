@@ -53,7 +53,10 @@ def client_folder(settings: ClientSettings, name: str) -> Path:
     """The state folder of one client: ``--state`` itself, or a folder of its name below it for a fleet."""
     if settings.fleet is None:
         return settings.state
-    return settings.state / re.sub(r"[^A-Za-z0-9._-]", "_", name)
+    safe = re.sub(r"[^A-Za-z0-9_-]", "_", name)
+    if safe != name:  # two names must never share a folder, and with it a budget
+        safe += "-" + hashlib.sha256(name.encode()).hexdigest()[:12]
+    return settings.state / safe
 
 
 def deployed_draws(_round: int) -> Draws:

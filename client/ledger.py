@@ -131,6 +131,9 @@ class Ledger:
             else:
                 self._connection.execute("PRAGMA query_only = ON")
             self._check()
+            if create:
+                # Writing the same number finds a read-only file or a full disk now, before anything is trained.
+                self._connection.execute(f"PRAGMA user_version = {_VERSION}")
         except sqlite3.Error as error:
             raise self._failure(error) from error
 
@@ -144,12 +147,14 @@ class Ledger:
 
     def _failure(self, error: sqlite3.Error) -> CoterieError:
         return CoterieError(
-            f"Expected a usable ledger at {self.path}, found: {error}; nothing was sent: restore it from a backup"
+            f"Expected a usable ledger at {self.path}, found: {_line(error)}; nothing was sent: "
+            f"free the disk, or restore the file from a backup"
         )
 
     def _create(self) -> None:
         with self._transaction() as connection:
-            if connection.execute("PRAGMA user_version").fetchone()[0] != 0:
+            version = connection.execute("PRAGMA user_version").fetchone()[0]
+            if version != 0:
                 return
             if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] != 0:
                 return  # somebody else's database: _check says so
@@ -175,7 +180,9 @@ class Ledger:
             )
         found = self._connection.execute("PRAGMA quick_check(1)").fetchone()[0]
         if found != "ok":
-            raise CoterieError(f"Expected a sound ledger at {self.path}, found: {found}; restore it from a backup")
+            raise CoterieError(
+                f"Expected a sound ledger at {self.path}, found: {_line(found)}; restore it from a backup"
+            )
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -306,6 +313,10 @@ class Ledger:
     def refusals(self) -> list[RefusalRow]:
         """The refusals, oldest first."""
         return [RefusalRow(*row) for row in self._rows("SELECT * FROM refusals ORDER BY rowid")]  # type: ignore[arg-type]
+
+
+def _line(found: object) -> str:
+    return " ".join(str(found).split())
 
 
 def find_ledgers(folder: Path) -> list[Path]:

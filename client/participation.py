@@ -116,11 +116,11 @@ def keep_model(holder: DataHolder, message: HypothesesMessage) -> Acknowledgemen
         "run": message.run,
         "hypothesis": best,
         "hypotheses": len(message.hypotheses),
-        "loss_before": float(losses[best]),
-        "loss_after": mean_loss(task, holder.model, kept, holder.layout, holder.data),
+        "loss_before": _finite(losses[best]),
+        "loss_after": _finite(mean_loss(task, holder.model, kept, holder.layout, holder.data)),
         "fine_tune_epochs": holder.fine_tune,
         "metric_name": task.metric,
-        "metric": task.report(score),
+        "metric": _finite(task.report(score)),
         "metric_is": "on the rows that chose the hypothesis: an optimistic figure",
         "rows": holder.data.rows,
         "releases": len(releases),
@@ -132,6 +132,11 @@ def keep_model(holder: DataHolder, message: HypothesesMessage) -> Acknowledgemen
     save_model(holder.folder / MODEL_FILE, task.name, kept, holder.layout, {"run": message.run})
     write_atomically(holder.folder / CARD_FILE, (json.dumps(card, indent=2) + "\n").encode())
     return Acknowledgement()
+
+
+def _finite(value: float) -> float | None:
+    """A number that JSON has, or None."""
+    return float(value) if np.isfinite(value) else None
 
 
 def _problem(holder: DataHolder, message: TrainRequest | HypothesesMessage) -> str | None:

@@ -44,14 +44,14 @@ class PrivacyPolicy:
             if norm < least:
                 return Refusal(f"clipping norm {norm:g} proposed, at least {least:g} accepted")
             radii = (norm,) * len(radii)
-        neighbourhood = proposal.neighbourhood or self.neighbourhood
-        return LayerwiseLaplace(
-            sizes=self.sizes,
-            noise_multiplier=max(self.noise_multiplier, proposal.noise_multiplier or 0.0),
-            neighbourhood=FixedNeighbourhood(radii)
-            if neighbourhood is Neighbourhood.FIXED
-            else RelativeNeighbourhood(tuple(self.relative_floor * radius for radius in radii)),
-        )
+        nu = max(self.noise_multiplier, proposal.noise_multiplier or 0.0)
+        neighbourhood: FixedNeighbourhood | RelativeNeighbourhood = FixedNeighbourhood(radii)
+        if (proposal.neighbourhood or self.neighbourhood) is Neighbourhood.RELATIVE:
+            neighbourhood = RelativeNeighbourhood(tuple(self.relative_floor * radius for radius in radii))
+        try:
+            return LayerwiseLaplace(self.sizes, nu, neighbourhood)
+        except ValueError as error:
+            return Refusal(f"noise outside what floating point holds proposed: {error}")
 
     @property
     def release_loss(self) -> float:

@@ -123,7 +123,7 @@ class Gate:
         """Commit that a loss and a score leave unprotected, then hand them out. Non-finite values leave as 3e38."""
         self.ledger.record_disclosure(message.run, message.round, "validation loss and score")
         limit = float(np.finfo(np.float32).max)
-        finite_loss, finite_score = (float(x) for x in np.nan_to_num([loss, score], nan=limit, posinf=limit))
+        finite_loss, finite_score = (float(x) for x in np.clip(np.nan_to_num([loss, score], nan=limit), -limit, limit))
         return ValidationReply(loss=finite_loss, score=finite_score)
 
     def refuse(self, request: TrainRequest | HypothesesMessage, reason: str, *, exhausted: bool = False) -> Refusal:

@@ -37,7 +37,7 @@ def _budget(settings: ClientSettings, policy: PrivacyPolicy) -> Iterator[str]:
     each = policy.release_loss + (settings.selection_epsilon or 0.0)
     yield (
         f"Budget: the sum of these costs over all releases on this data, in this and in earlier runs, stays at or "
-        f"below {settings.budget:g} (at least {int(settings.budget / each * (1 + 1e-12))} releases from an empty "
+        f"below {settings.budget:g} (at least {settings.budget / each * (1 + 1e-12) // 1:.12g} releases from an empty "
         f"ledger); after that rounds are refused. A server may only ask for more noise, never for less."
     )
 

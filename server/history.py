@@ -65,6 +65,7 @@ class Summary:
     metric_name: str
     clients_per_hypothesis: tuple[int, ...]
     trainers: int
+    held_out: int
     validators: int
     updates: int
     refusals: Mapping[str, int]
@@ -126,7 +127,8 @@ def summarize(
         metric_name=task.metric,
         clients_per_hypothesis=kept.clients_per_hypothesis if kept else (0,) * hypotheses,
         trainers=outcome.trainers,
-        validators=outcome.validators,
+        held_out=outcome.validators,
+        validators=validation.clients if validation else 0,
         updates=sum(sum(record.clients_per_hypothesis) for record in rounds),
         refusals=_total(record.refusals for record in rounds),
         failures=_total(record.failures for record in rounds),

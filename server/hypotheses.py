@@ -1,6 +1,7 @@
 """The k hypotheses: averaging per cluster, assigning by distance, early stopping. Pure functions on arrays."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -112,6 +113,15 @@ def problem_with_validation(reply: ValidationReply) -> str | None:
     if not (np.isfinite(reply.loss) and np.isfinite(reply.score)):
         return "validation with non-finite numbers"
     return None
+
+
+def problem_with_score(score: float, report: Callable[[float], float]) -> str | None:
+    """Why the task cannot turn a peer's score into its figure (a negative squared error), or None when it can."""
+    try:
+        sound = math.isfinite(report(score))
+    except Exception:  # a user's task meets a peer's number here: neither may end the run
+        sound = False
+    return None if sound else "validation with an impossible score"
 
 
 def mean_validation(replies: Sequence[ValidationReply]) -> Validation | None:

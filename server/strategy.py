@@ -24,6 +24,7 @@ from coterie.protocol import (
     ValidationReply,
     Vector,
     parse_reply,
+    printable,
 )
 from coterie.server.history import Outcome, RoundRecord
 from coterie.server.hypotheses import (
@@ -32,6 +33,7 @@ from coterie.server.hypotheses import (
     average,
     mean_validation,
     problem_with,
+    problem_with_score,
     problem_with_validation,
 )
 from coterie.server.roster import Roster
@@ -128,7 +130,7 @@ class KHypotheses(Strategy):
     def deliver(self, grid: Grid, outcome: Outcome) -> int:
         """Tell every online client, trained or not, that the run is over, with the models; how many have them."""
         number = max(len(outcome.rounds), 1)
-        message = HypothesesMessage(self._run, number, self._settings.task, outcome.hypotheses)
+        message = HypothesesMessage(self._run, number, self._task.name, outcome.hypotheses)
         questions = self._messages(message.to_fields(), self._online(), "query", number)
         self._log(f"handing the models to {len(questions)} clients")
         replies = grid.send_and_receive(questions, timeout=self._settings.round_timeout)
@@ -170,7 +172,7 @@ class KHypotheses(Strategy):
         request = TrainRequest(
             run=self._run,
             round=server_round,
-            task=settings.task,
+            task=self._task.name,
             hypotheses=_unpack(arrays),
             assignment=settings.assignment,
             weighting=settings.weighting,
@@ -208,14 +210,14 @@ class KHypotheses(Strategy):
         settings = self._settings
         if server_round % settings.validate_every and server_round != settings.rounds:
             return []
-        message = HypothesesMessage(self._run, server_round, settings.task, _unpack(arrays))
+        message = HypothesesMessage(self._run, server_round, self._task.name, _unpack(arrays))
         return self._messages(message.to_fields(), self._online_validators(), "evaluate", server_round)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """The mean over held-out clients of their least loss, or None when nobody answered."""
         sound = []
         for node, reply in self._sort_out(replies, ValidationReply):
-            problem = problem_with_validation(reply)
+            problem = problem_with_validation(reply) or problem_with_score(reply.score, self._task.report)
             if problem is None:
                 sound.append(reply)
             else:
@@ -238,7 +240,7 @@ class KHypotheses(Strategy):
             node = message.metadata.src_node_id
             missing.pop(node, None)
             if message.has_error():
-                self._fail(node, f"error: {message.error.reason}")
+                self._fail(node, f"error: {printable(message.error.reason or 'no reason given')}")
                 continue
             try:
                 reply = parse_reply(from_record(message.content))

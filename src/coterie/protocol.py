@@ -17,6 +17,7 @@ from coterie.mechanisms.events import Neighbourhood
 from coterie.tasks import TrainingSettings
 
 Vector = NDArray[np.float32]
+_MOST = 2**31 - 1  # no count in a message has a use for more, and every database and C library holds it
 Scalar = bool | int | float | str
 
 
@@ -200,9 +201,14 @@ def parse_reply(fields: Fields) -> Reply:
         case "acknowledgement":
             return Acknowledgement()
         case "refusal":
-            return Refusal(take.text("reason")[:500], exhausted=take.boolean("exhausted"))
+            return Refusal(printable(take.text("reason")), exhausted=take.boolean("exhausted"))
         case kind:
             raise MalformedMessage(f"Expected a known kind of reply, found {kind!r}")
+
+
+def printable(text: str) -> str:
+    """A peer's text as one short line for a log: control characters, which could forge lines, are replaced."""
+    return "".join(character if character.isprintable() else "�" for character in text[:200])
 
 
 def _hypotheses(fields: Fields) -> Vector:
@@ -250,8 +256,8 @@ class _Reader:
 
     def positive_integer(self, name: str) -> int:
         value = self.integer(name)
-        if value < 1:
-            raise self._fail(name, "an integer of at least 1")
+        if not 1 <= value <= _MOST:
+            raise self._fail(name, f"an integer from 1 to {_MOST}")
         return value
 
     def number(self, name: str) -> float:

@@ -3,7 +3,7 @@
 import importlib
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -119,7 +119,8 @@ def load_task(name: str) -> Task:
         ) from error
     if not isinstance(found, Task):
         raise CoterieError(f"Expected {target!r} to be a coterie.tasks.Task, found {type(found).__name__}")
-    return found
+    # A user's task goes by the name it is loaded by: servers, clients and saved models then mean the same one.
+    return found if name in BUILT_IN else replace(found, name=target)
 
 
 def seeded_module(build: Callable[[], nn.Module], rng: np.random.Generator) -> nn.Module:
