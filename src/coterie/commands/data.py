@@ -34,7 +34,7 @@ def list_data() -> None:
 
 @app.command()
 def fetch(name: Name) -> None:
-    """Download a data set from its public source; run it again to resume."""
+    """Download the data set NAME (hospital, femnist or mnist) from its public source; run it again to resume."""
     from coterie.datasets.download import open_client
     from coterie.datasets.store import fetch as fetch_source
 
@@ -58,7 +58,7 @@ def fetch(name: Name) -> None:
 
 @app.command()
 def check(name: Name) -> None:
-    """Check a fetched data set: its checksums, and that it can be read."""
+    """Check the fetched data set NAME (hospital, femnist or mnist): its checksums, and that it can be read."""
     from coterie.datasets.store import check as check_source
 
     found = check_source(source_named(name), cache_folder() / name)

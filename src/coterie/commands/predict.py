@@ -22,7 +22,10 @@ def predict(
         str | None, typer.Option(help="The model's task, needed when it is your own package.module:attribute.")
     ] = None,
 ) -> None:
-    """Predict the rows of FILE with MODEL: its rows again, with a column for the prediction."""
+    """Predict the rows of FILE with MODEL, a client's model.safetensors: the rows again, with a prediction each.
+
+    FILE has the form that the model's task reads; for hospital a CMS file, with or without the payments.
+    """
     import torch
 
     from coterie.models import load_model
