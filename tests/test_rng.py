@@ -216,3 +216,8 @@ def test_the_seed_tree_is_reproducible_and_its_places_are_apart() -> None:
 
 def test_the_seed_tree_takes_numpy_s_integers_as_equal() -> None:
     assert rng.seeded(7, 2**63 + 5).random() == rng.seeded(np.int64(7), np.uint64(2**63 + 5)).random()
+
+
+def test_the_seed_tree_does_not_cut_fractions_off() -> None:
+    with pytest.raises(TypeError, match="float"):
+        rng.seeded(7, 1.5)  # type: ignore[arg-type]

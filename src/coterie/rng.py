@@ -5,6 +5,7 @@ import json
 import math
 import os
 from collections.abc import Callable
+from operator import index
 from typing import Any, NoReturn
 
 import numpy as np
@@ -28,25 +29,26 @@ def seeded(seed: int, *path: int | str) -> np.random.Generator:
     equal streams; different ones, also of different length or type (1 and "1"), independent ones. The seed is
     any integer.
     """
-    text = json.dumps([int(seed), *(part if isinstance(part, str) else int(part) for part in path)])
+    text = json.dumps([index(seed), *(part if isinstance(part, str) else index(part) for part in path)])
     return np.random.default_rng(int.from_bytes(hashlib.sha256(text.encode()).digest()))
 
 
 class SecureGenerator:
     """Random numbers that nobody can predict or replay: a ``NoiseSource`` without a seed.
 
-    Every call that fills an array takes a fresh 256-bit key from the operating system and expands it by AES
-    in counter mode; the key is gone when the call returns. Nothing is kept between calls, so a forked child,
-    another thread or a restored snapshot of the process cannot continue, repeat or reveal a stream. Pickling
-    and copying are refused all the same: there is no state that could be carried along, and a caller that
-    tries expects one.
+    Every call that fills an array takes a fresh 256-bit key from the operating system, expands it by AES in
+    counter mode, and drops it (without wiping its memory). Nothing is kept between calls, so a forked child,
+    another thread or a restored snapshot of the process cannot continue or repeat a stream. Pickling and
+    copying are refused all the same: there is no state that could be carried along, and a caller that tries
+    expects one.
 
     What the numbers are made of:
 
     - ``standard_normal``, float64: Box-Muller from 64 random bits for the radius and 64 for the angle of each
       pair. The smallest uniform is 2⁻⁶⁴, so no number exceeds √(2·64·ln 2) = 9.42 (a true normal does with
       probability 5·10⁻²¹); with 53 bits it would be 8.57, and with 32 bits 6.66.
-    - ``standard_normal``, float32: the same radius in float64, an angle of 32 bits rounded to float32.
+    - ``standard_normal``, float32: the same 64 bits and tail for the radius, 32 bits for the angle; rounded
+      to float32 (24 bits).
     - ``standard_gamma``: Marsaglia and Tsang (2000), an exact rejection method for exact normals and
       uniforms.
     - ``random``: 53 bits.
@@ -129,7 +131,9 @@ def _box_muller(
     With t = tan(θ/2) and q = 2r/(1 + t²) the pair is (q − r, q·t): one tangent in place of a sine and a
     cosine, as numpy has vector code for the tangent but not for the other two in float64.
     """
-    _radii(radius_bits, first)
+    _log_uniforms(radius_bits, first)
+    first *= -2.0
+    np.sqrt(first, out=first)
     np.multiply(angle_bits, math.pi * 2.0**-64, out=second)  # θ/2 is uniform on [−π/2, π/2]
     np.tan(second, out=second)
     q = radius_bits.view(np.float64)
@@ -147,19 +151,22 @@ def _box_muller_single(
     first: NDArray[np.float32],
     second: NDArray[np.float32],
 ) -> None:
-    """As ``_box_muller``, in float32 after the radius; numpy has vector code for these sines and cosines."""
-    radius = radius_bits.view(np.float64)
-    _radii(radius_bits, radius)
-    single_radius, angle = radius.astype(np.float32), second
-    np.multiply(angle_bits, np.float32(math.pi * 2.0**-31), out=angle, casting="unsafe", dtype=np.float32)
-    np.cos(angle, out=first)
-    first *= single_radius
-    np.sin(angle, out=second)
-    second *= single_radius
+    """As ``_box_muller``, in float32 after the logarithm; numpy has vector code for these sines and cosines."""
+    logarithm = radius_bits.view(np.float64)
+    _log_uniforms(radius_bits, logarithm)
+    radius = logarithm.astype(np.float32)
+    radius *= np.float32(-2.0)
+    np.sqrt(radius, out=radius)
+    second[:] = angle_bits
+    second *= np.float32(math.pi * 2.0**-31)  # θ is uniform on [−π, π]
+    np.cos(second, out=first)
+    first *= radius
+    np.sin(second, out=second)
+    second *= radius
 
 
-def _radii(bits: NDArray[np.int64], out: NDArray[np.float64]) -> None:
-    """√(−2 ln u) for u = |bits|·2⁻⁶³ + 2⁻⁶⁴, which is in [2⁻⁶⁴, 1] and never 0.
+def _log_uniforms(bits: NDArray[np.int64], out: NDArray[np.float64]) -> None:
+    """ln u for u = |bits|·2⁻⁶³ + 2⁻⁶⁴, which is in [2⁻⁶⁴, 1] and never 0.
 
     ``out`` may be the memory of ``bits``. The integers are signed, as numpy converts those much faster.
     """
@@ -167,5 +174,3 @@ def _radii(bits: NDArray[np.int64], out: NDArray[np.float64]) -> None:
     np.abs(out, out=out)
     out += 2.0**-64
     np.log(out, out=out)
-    out *= -2.0
-    np.sqrt(out, out=out)
