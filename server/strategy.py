@@ -258,7 +258,8 @@ class KHypotheses(Strategy):
                 self._drop(node, f"{type(reply).__name__} sent, {wanted.__name__} expected")
         for node in missing:
             self._fail(node, "no reply in time")
-        return found
+        # Replies come in any order, and sums in floating point depend on it.
+        return sorted(found, key=lambda item: self._asked.get(item[0], ""))
 
     def _name(self, node: int) -> str:
         return f"node {node} ({self._asked.get(node, 'unknown')[:12]})"

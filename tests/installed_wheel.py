@@ -32,7 +32,16 @@ def test_a_federation_runs_with_the_installed_commands(tmp_path: Path) -> None:
         stderr=sys.stderr,
     )
     try:
-        fleet = [BIN / "flower-client", *common, "--server", address, "--fleet", "4", "--state", str(tmp_path / "state")]
+        fleet = [
+            BIN / "flower-client",
+            *common,
+            "--server",
+            address,
+            "--fleet",
+            "4",
+            "--state",
+            str(tmp_path / "state"),
+        ]
         subprocess.run([*fleet, "--noise-multiplier", "2", "--budget", "10"], check=True, timeout=200)
         assert server.wait(60) == 0
     finally:
