@@ -138,6 +138,31 @@ def test_rounding_is_to_the_nearest_and_not_coarser() -> None:
     assert np.diff(steps).min() == 1
 
 
+class ZerosFirst:
+    """A source whose first vector of normals has no direction."""
+
+    def __init__(self) -> None:
+        self.generator = rng.seeded(1)
+        self.fills = 0
+
+    def random(self) -> float:
+        return self.generator.random()
+
+    def standard_normal(self, *, out: np.ndarray) -> np.ndarray:
+        self.fills += 1
+        out[:] = 0.0 if self.fills == 1 else self.generator.standard_normal(out.size)
+        return out
+
+    def standard_gamma(self, shape: float) -> float:
+        return self.generator.standard_gamma(shape)
+
+
+def test_a_draw_without_a_direction_is_drawn_again() -> None:
+    source = ZerosFirst()
+    assert np.all(L2Laplace(3, 1.0)(np.zeros(3), rng=source) != 0)
+    assert source.fills == 2
+
+
 def test_memory_beyond_the_result_is_bounded() -> None:
     n = 4_000_000
     x = np.zeros(n, np.float32)

@@ -125,6 +125,44 @@ def test_the_relative_mode_has_no_finite_loss() -> None:
     assert mechanism.privacy_loss([0.0, 1e-9]) == math.inf
 
 
+def norm_leak(dimension: int, ratio: float) -> tuple[float, float]:
+    """Where the radial laws Gamma(n, 1) and Gamma(n, R) cross, x* = n·ln R/(1 − 1/R), and their total variation."""
+    crossing = dimension * math.log(ratio) / (1 - 1 / ratio)
+    law = stats.gamma(dimension)
+    return crossing, float(law.cdf(crossing) - law.cdf(crossing / ratio))
+
+
+# papers.md, part (a), weak point 1.
+@pytest.mark.parametrize(
+    ("dimension", "ratio", "variation"),
+    [
+        (2, 1.5, 0.2165),
+        (11, 1.5, 0.4949),
+        (11, 2.0, 0.7445),
+        (1_206_590, 1.001, 0.4170),
+        (1_206_590, 1.005, 0.9938),
+    ],
+)
+def test_how_far_apart_the_relative_mode_leaves_two_norms(dimension: int, ratio: float, variation: float) -> None:
+    assert norm_leak(dimension, ratio)[1] == pytest.approx(variation, abs=5e-5)
+
+
+@pytest.mark.parametrize("mode", ["fixed", "relative"])
+def test_one_output_shows_the_norm_in_the_relative_mode_only(mode: str) -> None:
+    # Two updates of norms 1 and 2, and the event that tells their noise apart best.
+    crossing, variation = norm_leak(11, 2.0)
+    mechanism = (fixed if mode == "fixed" else relative)((11,), 1.0, *([5.0] if mode == "fixed" else [0.1]))
+    generator = rng.seeded(9, mode)
+    above = []
+    for norm in (1.0, 2.0):
+        update = np.zeros(11)
+        update[0] = norm
+        radii = [np.linalg.norm(mechanism.release(update, rng=generator).update - update) for _ in range(4000)]
+        above.append(float(np.mean(np.array(radii) * 11 > crossing)))
+    leaked = above[1] - above[0]
+    assert abs(leaked - (variation if mode == "relative" else 0.0)) < 6.1 * math.sqrt(0.5 / 4000)
+
+
 def test_the_update_is_not_written_to() -> None:
     for build in (fixed, relative):
         update = np.full(8, 7.0, np.float32)
