@@ -87,7 +87,12 @@ def layers_used(source: Source) -> set[str]:
 
 def test_the_files_are_found() -> None:
     modules = {source.module for source in FILES}
-    assert {"coterie.tasks", "coterie.client.sanitize", "coterie.server.strategy", "coterie.mechanisms.events"} <= modules
+    assert {
+        "coterie.tasks",
+        "coterie.client.sanitize",
+        "coterie.server.strategy",
+        "coterie.mechanisms.events",
+    } <= modules
     assert "coterie.commands.ledger" in modules
 
 
@@ -179,7 +184,9 @@ def test_no_global_random_numbers(source: Source) -> None:
     for node in ast.walk(source.tree()):
         if isinstance(node, ast.Attribute) and ast.unparse(node.value) in {"np.random", "numpy.random"}:
             assert node.attr in NUMPY_GENERATORS, f"{source.module}:{node.lineno} uses numpy's global generator"
-    assert all(name.rpartition(".")[2] in NUMPY_GENERATORS for name in source.imports() if name.startswith("numpy.random."))
+    assert all(
+        name.rpartition(".")[2] in NUMPY_GENERATORS for name in source.imports() if name.startswith("numpy.random.")
+    )
 
 
 @pytest.mark.parametrize("source", [s for s in FILES if s.layer == "mechanisms"], ids=lambda s: s.module)
@@ -218,7 +225,11 @@ def test_only_the_gate_makes_replies_that_carry_data(source: Source) -> None:
 
 def test_only_the_gate_takes_a_release_to_the_ledger() -> None:
     for source in CLIENT:
-        calls = [n.func.attr for n in ast.walk(source.tree()) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)]
+        calls = [
+            n.func.attr
+            for n in ast.walk(source.tree())
+            if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)
+        ]
         assert ("record_release" in calls) == (source.name == "sanitize.py"), source.module
 
 

@@ -101,9 +101,7 @@ def test_the_end_of_the_run_is_announced_with_the_models_place(
     assert str(tmp_path / "state" / MODEL_FILE) in said[-1]
 
 
-def test_no_model_is_announced_where_none_was_kept(
-    open_holder: Holder, train_request: Request, tmp_path: Path
-) -> None:
+def test_no_model_is_announced_where_none_was_kept(open_holder: Holder, train_request: Request, tmp_path: Path) -> None:
     said: list[str] = []
     warm = _Warm(open_holder(), log=said.append)
     warm.handle(message(final(train_request(task="hospital")), "query"))

@@ -89,7 +89,9 @@ def test_training_leaves_its_input_and_the_global_generators_as_they_were(tiny_t
 
 def test_equal_seeds_train_equally(tiny_task: Task, rows: ClientData) -> None:
     model, start = tiny_task.build(), seeded(2).standard_normal(13).astype(np.float32)
-    made = [train(tiny_task, model, start, layout_of(model), rows, TrainingSettings(), rng=seeded(s)) for s in (1, 1, 2)]
+    made = [
+        train(tiny_task, model, start, layout_of(model), rows, TrainingSettings(), rng=seeded(s)) for s in (1, 1, 2)
+    ]
     np.testing.assert_array_equal(made[0], made[1])
     assert not np.array_equal(made[0], made[2])
 

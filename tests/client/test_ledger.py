@@ -113,7 +113,7 @@ def test_kill_in_mid_transaction_leaves_a_readable_ledger_without_the_row(path: 
         "for number in range(2, 400):\n"
         "    connection.execute(\"INSERT INTO refusals VALUES (0, 'r', ?, ?)\", (number, 'x' * 500))\n"
         "connection.execute(\"INSERT INTO releases SELECT 'b', time, run, 2, 0, 0, 0, neighbourhood, NULL, NULL, \"\n"
-        "                   \"NULL FROM releases\")\n"
+        '                   "NULL FROM releases")\n'
         "os.kill(os.getpid(), signal.SIGKILL)",
         path,
     )
@@ -264,7 +264,7 @@ def test_unusable_file_is_one_clear_line_and_left_as_it_is(
 
 def test_version_and_foreign_errors_say_what_was_found(path: Path) -> None:
     _from_the_future(path)
-    with pytest.raises(CoterieError, match="version 1 .* found 2: use the coterie that wrote it"):
+    with pytest.raises(CoterieError, match=r"version 1 .* found 2: use the coterie that wrote it"):
         Ledger(path, create=True)
     path.unlink()
     _foreign(path)

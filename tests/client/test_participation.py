@@ -20,6 +20,7 @@ from coterie.client.participation import (
 from coterie.client.selection import hypothesis_losses, mean_loss
 from coterie.client.training import train
 from coterie.config import Assignment, Selection, Weighting
+from coterie.errors import CoterieError
 from coterie.mechanisms.accounting import pure_loss
 from coterie.mechanisms.events import Neighbourhood
 from coterie.protocol import (
@@ -319,3 +320,12 @@ def test_a_second_model_replaces_the_first(open_holder: Holder, train_request: R
         keep_model(holder, the_message(train_request(), run=run))
         assert card_in(tmp_path / "state")["run"] == run
     assert sorted(path.name for path in (tmp_path / "state").glob("*model*")) == [CARD_FILE, MODEL_FILE]
+
+
+def test_a_card_that_cannot_be_written_is_one_line(open_holder: Holder, train_request: Request, tmp_path: Path) -> None:
+    # Any other exception is taken for a bad message, and the client waits on for a server that has gone.
+    holder = open_holder()
+    (tmp_path / "state" / CARD_FILE).mkdir()
+    with pytest.raises(CoterieError) as caught:
+        keep_model(holder, the_message(train_request()))
+    assert "\n" not in str(caught.value)

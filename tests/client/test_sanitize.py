@@ -235,9 +235,7 @@ def test_planned_loss_is_the_recorded_loss(
     assert row.update.neighbourhood is settings["neighbourhood"]
 
 
-def test_a_stronger_proposal_is_recorded_with_the_stronger_numbers(
-    open_holder: Holder, train_request: Request
-) -> None:
+def test_a_stronger_proposal_is_recorded_with_the_stronger_numbers(open_holder: Holder, train_request: Request) -> None:
     gate = open_holder().gate
     request = train_request(proposal=PrivacyProposal(6.5, Neighbourhood.FIXED, 2.0))
     release(gate, request, request.hypotheses[1])
@@ -256,9 +254,7 @@ def test_a_budget_spent_meanwhile_is_found_at_the_release(
     mechanism = admitted(gate, request)
     with Ledger(tmp_path / "state" / LEDGER_FILE, create=True) as other:
         release(replace(gate, ledger=other), train_request(run="elsewhere"), request.hypotheses[1])
-    reply = gate.release(
-        request, mechanism, hypothesis=1, trained=request.hypotheses[1], rows=20, rng=seeded(1)
-    )
+    reply = gate.release(request, mechanism, hypothesis=1, trained=request.hypotheses[1], rows=20, rng=seeded(1))
     assert isinstance(reply, Refusal)
     assert reply.exhausted
     assert [row.run for row in gate.ledger.releases()] == ["elsewhere"]
@@ -334,11 +330,8 @@ def test_a_validation_is_recorded_before_it_is_handed_out(
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_a_validation_is_finite_and_fits_in_float32(
-    open_holder: Holder, train_request: Request, bad: float
-) -> None:
+def test_a_validation_is_finite_and_fits_in_float32(open_holder: Holder, train_request: Request, bad: float) -> None:
     # Two of them must still have a finite mean at the server.
     reply = open_holder().gate.disclose_validation(validation_message(train_request()), loss=bad, score=bad)
     assert 1e38 < abs(reply.loss) <= FLOAT32_MAX
     assert 1e38 < abs(reply.score) <= FLOAT32_MAX
-

@@ -9,9 +9,7 @@ from coterie.client.statement import statement
 from coterie.config import ClientSettings
 from coterie.parameters import Entry, Layer, Layout
 
-LAYOUT = Layout(
-    entries=(Entry("a", (7,), 0, 7), Entry("b", (4,), 7, 11)), layers=(Layer("a", 0, 7), Layer("b", 7, 11))
-)
+LAYOUT = Layout(entries=(Entry("a", (7,), 0, 7), Entry("b", (4,), 7, 11)), layers=(Layer("a", 0, 7), Layer("b", 7, 11)))
 
 
 def told(**changes: object) -> str:

@@ -77,9 +77,7 @@ def test_the_summary_is_of_the_round_that_was_kept(tiny_task: Task) -> None:
         RoundRecord(3, 1.0, 4, (0, 3)),
     ]
     best = BestSoFar(2, Validation(0.25, 4.0, 2), np.ones((2, 13), np.float32), 1)
-    summary = summarize(
-        outcome(best, *rounds), task=tiny_task, run="r", hypotheses=2, delivered=7, models=("m",)
-    )
+    summary = summarize(outcome(best, *rounds), task=tiny_task, run="r", hypotheses=2, delivered=7, models=("m",))
     assert (summary.best_round, summary.clients_per_hypothesis) == (2, (2, 2))
     assert (summary.validation_loss, summary.metric, summary.metric_name) == (0.25, 2.0, "RMSE")
     assert (summary.rounds, summary.updates, summary.models_delivered) == (3, 11, 7)

@@ -1,7 +1,5 @@
 """The arithmetic of a round at the server, against sums computed beside it."""
 
-import itertools
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -155,7 +153,7 @@ def test_validation_is_the_plain_mean_over_clients() -> None:
     assert mean_validation(replies) == Validation(3.0, 30.0, 3)
 
 
-@pytest.mark.parametrize(("loss", "score"), list(itertools.product([NAN, INF, -INF], [0.0])) + [(0.0, NAN), (0.0, INF)])
+@pytest.mark.parametrize(("loss", "score"), [(NAN, 0.0), (INF, 0.0), (-INF, 0.0), (0.0, NAN), (0.0, INF)])
 def test_a_validation_that_is_not_finite_is_dropped(loss: float, score: float) -> None:
     assert problem_with_validation(ValidationReply(loss, score)) is not None
     assert problem_with_validation(ValidationReply(0.5, -3.0)) is None

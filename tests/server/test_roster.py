@@ -69,7 +69,7 @@ def test_everybody_has_the_same_chance() -> None:
 
 def test_positions_are_spread_over_the_unit_interval() -> None:
     places = sorted(position(f"client {j}", 0) for j in range(10_000))
-    assert 0 <= places[0]
+    assert places[0] >= 0
     assert places[-1] < 1
     # Kolmogorov: P(sup |F_n − F| > 0.034) = 2·exp(−2·n·0.034²) < 1e-9.
     assert max(abs(place - j / 10_000) for j, place in enumerate(places)) < 0.034

@@ -1,6 +1,7 @@
 """A run from settings to files, on a grid in memory."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +46,7 @@ def script(message: Message) -> Any:
     return UpdateReply("r", np.full(13, number, np.float32), number % 2, None)
 
 
-def test_a_run_leaves_models_history_settings_and_summary(
-    scripted_grid: Any, tiny_task: Task, tmp_path: Path
-) -> None:
+def test_a_run_leaves_models_history_settings_and_summary(scripted_grid: Any, tiny_task: Task, tmp_path: Path) -> None:
     out, said = tmp_path / "out", list[str]()
     summary = run(settings(out), tiny_task, scripted_grid(script), lambda: dict(NODES), log=said.append)
     told = json.loads((out / "summary.json").read_text())
@@ -71,7 +70,9 @@ def test_the_figure_is_said_to_be_over_those_who_told_theirs(
     scripted_grid: Any, tiny_task: Task, tmp_path: Path
 ) -> None:
     """Three are held out, and one tells its loss: the mean is over one client."""
-    summary = run(settings(tmp_path / "o"), tiny_task, scripted_grid(script), lambda: dict(NODES), log=lambda line: None)
+    summary = run(
+        settings(tmp_path / "o"), tiny_task, scripted_grid(script), lambda: dict(NODES), log=lambda line: None
+    )
     text = describe(summary)
     assert "over 1 held-out client" in text, text
 
@@ -118,3 +119,15 @@ def test_ctrl_c_while_the_models_are_handed_out_still_leaves_a_summary(
     run(settings(tmp_path / "o"), tiny_task, scripted_grid(interrupted), lambda: dict(NODES), log=lambda line: None)
     assert json.loads((tmp_path / "o" / "summary.json").read_text())["models_delivered"] == 0
     assert len(list((tmp_path / "o").glob("*.safetensors"))) == 2
+
+
+def test_a_folder_that_is_lost_in_mid_run_is_one_line(scripted_grid: Any, tiny_task: Task, tmp_path: Path) -> None:
+    out = tmp_path / "o"
+
+    def losing(message: Message) -> Any:
+        shutil.rmtree(out, ignore_errors=True)
+        return script(message)
+
+    with pytest.raises(CoterieError) as caught:
+        run(settings(out), tiny_task, scripted_grid(losing), lambda: dict(NODES), log=lambda line: None)
+    assert "\n" not in str(caught.value)

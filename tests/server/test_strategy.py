@@ -215,6 +215,29 @@ def test_the_run_ends_when_every_budget_is_spent(scripted_grid: Any, tiny_task: 
     assert len(outcome.rounds) == 3
 
 
+def test_the_run_ends_when_the_only_client_with_a_budget_is_gone_for_good(
+    scripted_grid: Any, tiny_task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the others, whose budgets are spent, never get their models."""
+    run, online, clock = settings(rounds=5), dict(NODES), [0.0]
+    crashing = roles(run)[0][0]
+
+    def nap(seconds: float) -> None:
+        clock[0] += seconds
+        assert clock[0] < 100 * run.round_timeout, "the strategy waits for ever"
+
+    def script(message: Message) -> Any:
+        if message.metadata.dst_node_id == crashing:
+            online.pop(crashing, None)
+            return None
+        return Refusal("spent", exhausted=True) if message.metadata.message_type == "train" else None
+
+    monkeypatch.setattr(time, "sleep", nap)
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    outcome = Run(run, tiny_task, lambda: dict(online)).train(scripted_grid(script))
+    assert len(outcome.rounds) == 1
+
+
 def test_an_exhausted_client_is_known_by_its_key_and_not_by_its_node(scripted_grid: Any, tiny_task: Task) -> None:
     """A client that reconnects has a new node id."""
     run, online = settings(rounds=2), dict(NODES)
