@@ -151,7 +151,7 @@ def test_how_far_apart_the_relative_mode_leaves_two_norms(dimension: int, ratio:
 def test_one_output_shows_the_norm_in_the_relative_mode_only(mode: str) -> None:
     # Two updates of norms 1 and 2, and the event that tells their noise apart best.
     crossing, variation = norm_leak(11, 2.0)
-    mechanism = (fixed if mode == "fixed" else relative)((11,), 1.0, *([5.0] if mode == "fixed" else [0.1]))
+    mechanism = (fixed if mode == "fixed" else relative)((11,), 1.0, *([2.0] if mode == "fixed" else [0.1]))
     generator = rng.seeded(9, mode)
     above = []
     for norm in (1.0, 2.0):
