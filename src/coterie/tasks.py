@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -123,7 +124,10 @@ def load_task(name: str) -> Task:
     return found if name in BUILT_IN else replace(found, name=target)
 
 
-def seeded_module(build: Callable[[], nn.Module], rng: np.random.Generator) -> nn.Module:
+AnyModule = TypeVar("AnyModule", bound=nn.Module)
+
+
+def seeded_module(build: Callable[[], AnyModule], rng: np.random.Generator) -> AnyModule:
     """A module with torch's default initial weights, drawn from ``rng`` without touching torch's global state."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(rng.integers(2**63 - 1)))

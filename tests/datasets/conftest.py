@@ -39,7 +39,7 @@ def serve(site: Site) -> Iterator[Site]:
     """Serve ``site`` on a free port; ``site.url`` is its address."""
 
     class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:  # noqa: N802 (the name is http.server's)
+        def do_GET(self) -> None:
             site.requests.append({name.lower(): value for name, value in self.headers.items()})
             content = site.files.get(self.path)
             if site.statuses or content is None:

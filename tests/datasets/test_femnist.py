@@ -145,9 +145,20 @@ def test_rows_that_are_no_images(tmp_path: Path, x: list[Any]) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    ["", "{", "[]", "3", "null", "{}", '{"users": 1, "user_data": {}}', '{"users": ["a"], "user_data": {}}', "[" * 10**5]
-    + ['{"users": [["a"]], "user_data": {}}', '{"users": ["a"], "user_data": {"a": {"x": 1, "y": []}}}']
-    + ['{"users": [], "user_data": {}}'],
+    [
+        "",
+        "{",
+        "[]",
+        "3",
+        "null",
+        "{}",
+        '{"users": 1, "user_data": {}}',
+        '{"users": ["a"], "user_data": {}}',
+        "[" * 10**5,
+        '{"users": [["a"]], "user_data": {}}',
+        '{"users": ["a"], "user_data": {"a": {"x": 1, "y": []}}}',
+        '{"users": [], "user_data": {}}',
+    ],
 )
 def test_json_that_is_not_leaf_s(tmp_path: Path, content: str) -> None:
     path = tmp_path / "x.json"

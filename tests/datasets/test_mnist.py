@@ -63,9 +63,15 @@ def test_model_is_smooth_and_small() -> None:
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"\x00\x00\x08", b"\x00\x00\x08\x03", b"\x00\x00\x0d\x03" + bytes(12), b"\x00\x00\x08\x01\x00\x00\x00\x00"]
-    + [b"\x00\x00\x08\x03" + struct.pack(">3I", 2, 28, 28) + bytes(5)]
-    + [b"\x00\x00\x08\x03" + b"\xff" * 12 + bytes(5)],
+    [
+        b"",
+        b"\x00\x00\x08",
+        b"\x00\x00\x08\x03",
+        b"\x00\x00\x0d\x03" + bytes(12),
+        b"\x00\x00\x08\x01\x00\x00\x00\x00",
+        b"\x00\x00\x08\x03" + struct.pack(">3I", 2, 28, 28) + bytes(5),
+        b"\x00\x00\x08\x03" + b"\xff" * 12 + bytes(5),
+    ],
 )
 def test_idx_files_that_are_none(folder: Path, content: bytes) -> None:
     path = folder / "train-images-idx3-ubyte"
@@ -82,12 +88,12 @@ def test_folders_and_files_that_do_not_fit(folder: Path) -> None:
     with pytest.raises(CoterieError, match="one integer label for each of 12 images"):
         mnist.read(DataSource(folder))
     (folder / "train-labels-idx1-ubyte").write_bytes(idx(np.full(12, 10, np.uint8)))
-    with pytest.raises(CoterieError, match="labels 0 to 9 .*found 10 at row 0"):
+    with pytest.raises(CoterieError, match=r"labels 0 to 9 .*found 10 at row 0"):
         mnist.read(DataSource(folder))
     (folder / "train-labels-idx1-ubyte").write_bytes(idx(np.zeros(12, np.uint8)))
     with pytest.raises(CoterieError, match="between 1 and 12 parts"):
         mnist.read(DataSource(folder, parts=13))
-    with pytest.raises(CoterieError, match="a folder of idx files or an .npz file"):
+    with pytest.raises(CoterieError, match=r"a folder of idx files or an .npz file"):
         mnist.read(DataSource(folder / "train-images-idx3-ubyte"))
     with pytest.raises(CoterieError, match="found none"):
         mnist.read(DataSource(folder / "nope"))

@@ -16,7 +16,9 @@ from coterie.errors import CoterieError
 def predict(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="A client's model.safetensors.")],
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The rows, in the form that the model's task reads.")],
-    out: Annotated[Path | None, typer.Option(help="Write the predictions to this CSV file, not to standard output.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the predictions to this CSV file, not to standard output.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a list with one object a row.")] = False,
     task: Annotated[
         str | None, typer.Option(help="The model's task, needed when it is your own package.module:attribute.")

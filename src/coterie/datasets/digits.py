@@ -13,7 +13,7 @@ from torch import nn
 from coterie.datasets.losses import accuracy, as_percent, cross_entropy
 from coterie.datasets.partition import choose_partition, deal, numbered
 from coterie.errors import CoterieError
-from coterie.tasks import ClientData, Dataset, DataSource, Task, TrainingSettings
+from coterie.tasks import ClientData, Dataset, DataSource, Task, TrainingSettings, seeded_module
 
 PIXEL_MAXIMUM = 16.0  # the images' published range is 0..16
 CLASSES = 10
@@ -57,7 +57,7 @@ def initialise(rng: np.random.Generator) -> SoftmaxClassifier:
     apart; with torch's larger default one draw is often better for everybody, and all data holders begin in
     one cluster.
     """
-    module = SoftmaxClassifier()
+    module = seeded_module(SoftmaxClassifier, rng)
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.copy_(torch.tensor(rng.normal(0.0, 0.01, tuple(parameter.shape))))

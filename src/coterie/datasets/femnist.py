@@ -155,7 +155,7 @@ def _read_writers_npz(path: Path) -> Writers:
     return {str(name): (images[rows], labels[rows]) for name, rows in zip(names, groups, strict=True)}
 
 
-def initialise(rng: np.random.Generator) -> nn.Module:
+def initialise(rng: np.random.Generator) -> CharacterNetwork:
     """One hypothesis: torch's default initial weights."""
     return seeded_module(CharacterNetwork, rng)
 

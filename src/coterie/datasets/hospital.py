@@ -31,7 +31,7 @@ from coterie.datasets.hospital_csv import (
 from coterie.datasets.losses import squared_error
 from coterie.datasets.partition import choose_partition, mixed_order
 from coterie.errors import CoterieError
-from coterie.tasks import ClientData, Dataset, DataSource, PredictionTable, Task, TrainingSettings
+from coterie.tasks import ClientData, Dataset, DataSource, PredictionTable, Task, TrainingSettings, seeded_module
 
 # DRGs: pneumonia with CC, heart failure with CC, digestive disorders and urinary infections without MCC.
 SERVICES = (194, 292, 392, 690)
@@ -195,7 +195,7 @@ def initialise(rng: np.random.Generator) -> PaymentModel:
     hidden = rng.normal(0.0, 0.1, (2, 3))
     output = rng.normal(0.0, 0.3, 2)
     level = rng.uniform(*STARTING_LEVEL)
-    module = PaymentModel()
+    module = seeded_module(PaymentModel, rng)
     with torch.no_grad():
         module.hidden.weight.copy_(torch.tensor(hidden))
         module.hidden.bias.fill_(1.0)

@@ -103,7 +103,7 @@ def read(source: DataSource) -> Dataset:
     return Dataset(tuple(clients))
 
 
-def initialise(rng: np.random.Generator) -> nn.Module:
+def initialise(rng: np.random.Generator) -> SmoothClassifier:
     """One hypothesis: torch's default initial weights."""
     return seeded_module(SmoothClassifier, rng)
 

@@ -18,7 +18,7 @@ from torch import nn
 from coterie.datasets.losses import squared_error
 from coterie.datasets.partition import choose_partition, numbered
 from coterie.errors import CoterieError
-from coterie.tasks import ClientData, Dataset, DataSource, Task, TrainingSettings
+from coterie.tasks import ClientData, Dataset, DataSource, Task, TrainingSettings, seeded_module
 
 TRUTHS = ((5.0, 6.0), (4.0, -4.5))  # θ*, one a group
 USERS = 100  # the paper's number of training users
@@ -65,7 +65,7 @@ def read(source: DataSource) -> Dataset:
 
 def initialise(rng: np.random.Generator) -> LinearLaw:
     """One hypothesis θ ~ N(0, I₂), as in the paper."""
-    module = LinearLaw()
+    module = seeded_module(LinearLaw, rng)
     with torch.no_grad():
         module.linear.weight.copy_(torch.tensor(rng.standard_normal((1, 2)), dtype=torch.float32))
     return module
