@@ -23,6 +23,8 @@ Array = NDArray[np.float64]
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
 _PANELS = 128
+# 1 − e^(−u) varies over u of order one, however wide a panel is: panels end here too, counted from where u = 0.
+_STEPS: Array = np.array([2.0, 4.0, 8.0, 16.0, 32.0])
 _LOG_NEGLIGIBLE = -75.0  # ln of the density, relative to its maximum, below which the window ends
 _RECURRENCE_STEPS = 1000
 _QUADRATURE_ERROR = 1e-10  # relative; every computed probability is raised by this much
@@ -103,7 +105,7 @@ class L2LaplaceLoss:
         expect_distance("epsilon", epsilon)
         if epsilon >= self.distance:
             return 0.0
-        losses, masses = self.quadrature(above=epsilon)
+        losses, masses = self.quadrature(above=epsilon, edges=epsilon + _STEPS)
         return min(1.0, float(-np.expm1(epsilon - losses) @ masses) + _law(self).beyond)
 
     def epsilon(self, delta: float) -> float:
@@ -113,7 +115,7 @@ class L2LaplaceLoss:
 
     def atoms(self, interval: float) -> Atoms:
         """The loss as atoms, with panels that end at the multiples of ``interval``."""
-        losses, masses = self.quadrature(edges=_multiples(self.window, interval))
+        losses, masses = self.quadrature(edges=_cell_edges(self.window, interval))
         return Atoms(losses, masses, _law(self).beyond)
 
     def quadrature(self, above: float = -math.inf, edges: Array | None = None) -> tuple[Array, Array]:
@@ -215,10 +217,11 @@ def _gauss_legendre(bounds: Array) -> tuple[Array, Array]:
     return (bounds[:-1, None] + half + half * _NODES).reshape(-1), (half * _WEIGHTS).reshape(-1)
 
 
-def _multiples(window: tuple[float, float], interval: float) -> Array:
-    """The multiples of ``interval`` strictly inside the window."""
-    indices = np.arange(math.floor(window[0] / interval) + 1, math.ceil(window[1] / interval), dtype=np.float64)
-    return interval * indices
+def _cell_edges(window: tuple[float, float], interval: float) -> Array:
+    """The multiples of ``interval`` inside the window, and losses above each one between which e^(−loss) is smooth."""
+    low, high = window
+    grid = interval * np.arange(math.floor(low / interval), math.ceil(high / interval), dtype=np.float64)
+    return np.asarray(grid[:, None] + np.append(0.0, _STEPS[interval > _STEPS]), dtype=np.float64).reshape(-1)
 
 
 def _loss_at(loss: L2LaplaceLoss, positions: Array) -> Array:
@@ -304,7 +307,8 @@ class GaussianLoss:
     def atoms(self, interval: float) -> Atoms:
         """The loss as atoms, with panels that end at the multiples of ``interval``."""
         low, high = self.window
-        bounds = np.union1d(np.linspace(low, high, _PANELS + 1), _multiples(self.window, interval))
+        edges = _cell_edges(self.window, interval)
+        bounds = np.union1d(np.linspace(low, high, _PANELS + 1), edges[(edges > low) & (edges < high)])
         losses, weights = _gauss_legendre(bounds)
         scaled = losses / self.distance - self.distance / 2
         densities = np.exp(-(scaled**2) / 2) / (self.distance * math.sqrt(2 * math.pi))

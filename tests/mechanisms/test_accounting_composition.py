@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from coterie.mechanisms import privacy_loss
 from coterie.mechanisms.composition import Loss, composed_epsilon, connect_the_dots
 from coterie.mechanisms.privacy_loss import Atoms, GaussianLoss, L2LaplaceLoss, ResponseLoss
 
@@ -44,9 +45,10 @@ def test_composed_gaussians_are_one_gaussian_from_the_safe_side(mu: float, round
 
 
 def test_losses_beyond_the_range_of_exponentials_are_priced_from_the_safe_side() -> None:
-    exact = GaussianLoss(40 * math.sqrt(3)).epsilon(1e-5)
-    assert exact > 2000
-    assert exact <= composed_epsilon({GaussianLoss(40.0): 3}, 1e-5) <= 1.002 * exact
+    for mu in (40.0, 1000.0):
+        exact = GaussianLoss(mu * math.sqrt(3)).epsilon(1e-5)
+        assert exact > 2000
+        assert exact <= composed_epsilon({GaussianLoss(mu): 3}, 1e-5) <= 1.002 * exact
 
 
 def test_one_dimension_agrees_with_the_laplace_mechanism_of_dp_accounting() -> None:
@@ -87,6 +89,19 @@ def test_composition_of_unequal_releases_agrees_with_simulation() -> None:
     low, high = simulated_delta(losses, 3.0, np.random.default_rng(31))
     nearer = {L2LaplaceLoss(loss.dimension, loss.distance / 1.05): n for loss, n in losses.items()}  # type: ignore[attr-defined]
     assert composed_epsilon(nearer, low) < 3.0  # a 5 % understatement is seen
+
+
+@pytest.mark.parametrize("multiplier", [0.3, 3.0, 30.0])
+@pytest.mark.parametrize("interval", [0.03125, 1.0, 50.0])
+def test_the_split_of_a_wide_loss_is_the_same_with_finer_panels(
+    monkeypatch: pytest.MonkeyPatch, multiplier: float, interval: float
+) -> None:
+    loss = L2LaplaceLoss(20_000, 20_000 / multiplier)
+    first, before = connect_the_dots(loss.atoms(interval), interval)
+    monkeypatch.setattr(privacy_loss, "_PANELS", 16_384)
+    again, after = connect_the_dots(loss.atoms(interval), interval)
+    assert again == first
+    assert after == pytest.approx(before, rel=1e-9, abs=1e-16)
 
 
 @settings(deadline=None, max_examples=50)

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, special, stats
 
+from coterie.mechanisms import privacy_loss
 from coterie.mechanisms.privacy_loss import (
     GaussianLoss,
     L2LaplaceLoss,
@@ -286,3 +287,21 @@ def test_impossible_arguments_are_named_with_their_value(make: object, message: 
     assert callable(make)
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize("dimension", [1, 2, 3, 11, 1000, 1_206_590])
+@pytest.mark.parametrize("multiplier", [0.01, 0.3, 3.0, 300.0])
+def test_twice_the_nodes_change_probabilities_by_far_less_than_the_margin(
+    monkeypatch: pytest.MonkeyPatch, dimension: int, multiplier: float
+) -> None:
+    loss = L2LaplaceLoss(dimension, dimension / multiplier)
+    epsilons = [max(0.0, loss.mean + z * loss.standard_deviation) for z in (-1.0, 0.0, 1.0, 3.0, 6.0)]
+    before = [loss.delta(epsilon) for epsilon in epsilons]
+    nodes, weights = np.polynomial.legendre.leggauss(16)
+    monkeypatch.setattr(privacy_loss, "_NODES", nodes)
+    monkeypatch.setattr(privacy_loss, "_WEIGHTS", weights)
+    privacy_loss._law.cache_clear()
+    after = [loss.delta(epsilon) for epsilon in epsilons]
+    privacy_loss._law.cache_clear()
+    # A loss near D is computed to a few unit roundoffs of D, and δ is as steep as e^(−loss).
+    assert after == pytest.approx(before, rel=1e-12 + 1e-15 * loss.distance, abs=1e-30)
