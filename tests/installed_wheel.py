@@ -27,8 +27,10 @@ def test_a_federation_runs_with_the_installed_commands(tmp_path: Path) -> None:
         address = f"127.0.0.1:{probe.getsockname()[1]}"
     common = ["--task", "synthetic"]
     server = subprocess.Popen(
-        [BIN / "flower-server", *common, "--listen", address, "--hypotheses", "2", "--rounds", "2"]
-        + ["--clients-per-round", "3", "--min-clients", "4", "--out", str(tmp_path / "out")],
+        [
+            *(BIN / "flower-server", *common, "--listen", address, "--hypotheses", "2", "--rounds", "2"),
+            *("--clients-per-round", "3", "--min-clients", "4", "--out", tmp_path / "out"),
+        ],
         stderr=sys.stderr,
     )
     try:
