@@ -19,7 +19,7 @@ def outputs(model: nn.Module, vector: Vector, layout: Layout, inputs: Tensor) ->
     tensors = as_tensors(torch.from_numpy(vector), layout)
     model.eval()
     with torch.no_grad():
-        chunks = [functional_call(model, tensors, (chunk,)) for chunk in inputs.split(_ROWS_AT_ONCE)]
+        chunks = [functional_call(model, tensors, (chunk,)) for chunk in torch.split(inputs, _ROWS_AT_ONCE)]
     return torch.cat(chunks)
 
 

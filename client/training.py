@@ -32,7 +32,7 @@ def train(
         torch.manual_seed(int(rng.integers(2**63 - 1)))
         for _ in range(settings.epochs):
             order = torch.from_numpy(rng.permutation(data.rows))
-            for batch in order.split(settings.batch_size):
+            for batch in torch.split(order, settings.batch_size):
                 out = functional_call(model, as_tensors(vector, layout), (data.inputs[batch],))
                 loss = task.loss(out, data.targets[batch]).mean()
                 (gradient,) = torch.autograd.grad(loss, vector)

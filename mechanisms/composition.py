@@ -80,7 +80,7 @@ def composed_epsilon(losses: Mapping[Loss, int], delta: float) -> float:
     """The smallest ε, from above, at which all releases together are (ε, ``delta``) indistinguishable.
 
     ``losses`` counts equal releases. Each release may be chosen after seeing the earlier ones, as long as its own
-    loss stays dominated by the one counted here (Zhu, Dong, Wang 2022, Theorem 10). No releases cost 0. The answer
+    loss stays dominated by the one counted here, which is fixed beforehand (Zhu, Dong, Wang 2022, Theorem 10). No releases cost 0. The answer
     does not depend on the order of ``losses``. It is infinite when ``delta`` is below the rounding errors: about
     1e-13 for tens of releases, 1e-8 for tens of thousands.
     """

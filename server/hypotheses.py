@@ -52,7 +52,8 @@ def nearest(hypotheses: Vector, vectors: NDArray[np.floating]) -> NDArray[np.int
     known = hypotheses.astype(np.float64)
     # One hypothesis at a time: (m, k, n) at once would not fit for large models.
     distances = np.stack([np.linalg.norm(vectors.astype(np.float64) - vector, axis=1) for vector in known])
-    return np.argmin(distances, axis=0)
+    chosen: NDArray[np.intp] = np.argmin(distances, axis=0)
+    return chosen
 
 
 def average(

@@ -1,8 +1,10 @@
 """The two engines against each other: real processes, real sockets, loopback."""
 
+import contextlib
 import hashlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -26,6 +28,7 @@ from flwr.superlink.main import create_app
 from coterie.client.engine import _Connection, is_stale
 from coterie.client.keys import fingerprint, load_or_create_key
 from coterie.errors import CoterieError
+from coterie.server import port
 from coterie.server.engine import FLEET_CALLS, Address, EmbeddedGrid, superlink
 
 CLIENT = Path(__file__).parent / "processes" / "client.py"
@@ -102,12 +105,13 @@ def nothing_left(grid: EmbeddedGrid) -> bool:
     return not (grid._state.num_message_ins() or grid._state.num_message_res() or len(grid._state.object_store))
 
 
-def test_rounds_of_three_clients_and_a_clean_end(start: Callable[..., Client]) -> None:
+def test_rounds_of_three_clients_and_a_clean_end(start: Callable[..., Client], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(port, "HOLD_SECONDS", 10 * PATIENCE)  # a message must wake the client that waits for it
     with superlink(ANY_PORT) as grid:
         clients = [start(grid.address, name) for name in "abc"]
         nodes = online(grid, 3)
         for number in range(4):
-            replies = grid.send_and_receive([order(n, "echo", number=number) for n in nodes], timeout=PATIENCE)
+            replies = grid.send_and_receive([order(n, "echo", number=number) for n in nodes], timeout=25)
             assert sorted(r.metadata.src_node_id for r in replies) == nodes
             assert [r.content["order"]["number"] for r in replies] == [number] * 3
             assert nothing_left(grid)
@@ -163,9 +167,8 @@ def test_a_port_in_use_and_a_foreign_host_are_one_line_errors() -> None:
         superlink(grid.address),
     ):
         pass
-    port = grid.address.port
     assert str(in_use.value) == (
-        f"Expected port {port} free on 127.0.0.1, found it in use: choose another with --listen"
+        f"Expected port {grid.address.port} free on 127.0.0.1, found it in use: choose another with --listen"
     )
     for host in ("no-such-host.invalid", "203.0.113.7"):  # a name and an address that are not this machine's
         with pytest.raises(CoterieError, match=host), superlink(Address(host, 0)):
@@ -204,17 +207,22 @@ def test_a_client_waits_for_its_server_and_comes_back_to_a_restarted_one(start: 
     assert list(seen[0].values()) == list(seen[1].values())
 
 
-def test_identities_are_the_keys_and_stay_from_run_to_run(start: Callable[..., Client], tmp_path: Path) -> None:
+def test_identities_are_the_keys_and_stay_from_run_to_run(tmp_path: Path) -> None:
+    keys = [load_or_create_key(tmp_path / name) for name in "ab"]
     runs = []
-    for names in ("ab", "ba"):
+    for some in (keys, keys[::-1]):
         with superlink(ANY_PORT) as grid:
-            clients = [start(grid.address, name) for name in names]
-            online(grid, 2)
-            runs.append(set(grid.identities().values()))
-            grid.send_and_receive([order(n, "stop") for n in grid.get_node_ids()], timeout=PATIENCE)
-            assert [client.wait() for client in clients] == [0, 0]
-    keys = {fingerprint(load_or_create_key(tmp_path / f"{name}.key")) for name in "ab"}
-    assert runs == [keys, keys]
+            connections = [_Connection(str(grid.address), key, retry_for=PATIENCE, log=print) for key in some]
+            for connection in connections:
+                connection.join()
+            runs.append(grid.identities())
+            assert list(runs[-1]) == grid.get_node_ids()
+            for connection in connections:
+                connection.leave()
+            assert grid.identities() == {}
+    prints = {fingerprint(key) for key in keys}
+    assert [set(run.values()) for run in runs] == [prints, prints]
+    assert runs[0].keys().isdisjoint(runs[1])
 
 
 def test_a_vanished_server_ends_in_one_clear_line(start: Callable[..., Client]) -> None:
@@ -306,6 +314,121 @@ def test_what_comes_after_the_timeout_is_dropped_and_the_next_round_works(start:
         replies = grid.send_and_receive(queued, timeout=PATIENCE)
         assert sorted(float(reply.content["order"]["seconds"]) for reply in replies) == [1, 1.5]  # type: ignore[arg-type]
         assert nothing_left(grid)
+
+
+class Wire:
+    """A TCP relay before a server, which the test can cut."""
+
+    def __init__(self, target: Address) -> None:
+        self._target = target
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = Address("127.0.0.1", self._listener.getsockname()[1])
+        self._ends: list[socket.socket] = []
+        self._cut = False
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._listener.accept()
+            except OSError:
+                return
+            if self._cut:
+                near.close()
+                continue
+            far = socket.create_connection((self._target.host, self._target.port))
+            self._ends += [near, far]
+            for source, sink in ((near, far), (far, near)):
+                threading.Thread(target=self._pump, args=(source, sink), daemon=True).start()
+
+    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while piece := source.recv(65536):
+                sink.sendall(piece)
+        for end in (source, sink):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def cut(self) -> None:
+        self._cut = True
+        for end in self._ends:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def mend(self) -> None:
+        self._cut = False
+
+    def close(self) -> None:
+        self.cut()
+        for end in (self._listener, *self._ends):
+            end.close()
+
+
+def test_a_reply_is_delivered_once_the_connection_is_back(start: Callable[..., Client]) -> None:
+    with superlink(ANY_PORT) as grid:
+        wire = Wire(grid.address)
+        client = start(wire.address)
+        (node,) = online(grid, 1)
+
+        def disturb() -> None:
+            until(lambda: client.said("got sleep"), "the client to be busy")
+            wire.cut()
+            until(lambda: client.said("waiting for"), "the client to notice that it is cut off")
+            wire.mend()
+
+        disturber = threading.Thread(target=disturb)
+        disturber.start()
+        assert ask(grid, node, "sleep", seconds=1).has_content()
+        disturber.join()
+        assert client.said("connected to")
+        assert ask(grid, node, "stop").has_content()
+        assert client.wait() == 0
+        assert [line for line in client.lines if line.startswith("got")] == ["got sleep", "got stop"]
+        wire.close()
+
+
+def test_a_reply_to_a_server_that_is_gone_is_dropped(start: Callable[..., Client]) -> None:
+    with superlink(ANY_PORT) as grid:
+        client = start(grid.address)
+        (node,) = online(grid, 1)
+        replies = grid.iter_replies([order(node, "sleep", seconds=2)], timeout=PATIENCE)
+        collector = threading.Thread(target=lambda: list(replies), daemon=True)
+        collector.start()
+        until(lambda: client.said("got sleep"), "the client to be busy")
+    with superlink(grid.address) as grid:
+        (node,) = online(grid, 1)
+        assert ask(grid, node, "echo").has_content()
+        assert client.said("a reply was dropped: the server that asked is gone")
+
+
+def test_a_key_is_one_client_at_a_time(start: Callable[..., Client]) -> None:
+    with superlink(ANY_PORT) as grid:
+        first = start(grid.address)
+        (node,) = online(grid, 1)
+        second = start(grid.address, retry_for=3)
+        assert second.wait() == 2
+        assert "running twice with one key?" in second.lines[-1]
+        assert ask(grid, node, "stop").has_content()
+        assert first.wait() == 0
+        third = start(grid.address)  # the first has said good-bye: its key is free at once
+        assert online(grid, 1) == [node]
+        assert ask(grid, node, "echo").has_content()
+        assert not third.said("waiting")
+
+
+@pytest.mark.parametrize(("behind", "warned"), [(0.0, False), (60.0, True)])
+def test_a_wrong_clock_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, behind: float, warned: bool) -> None:
+    lines: list[str] = []
+    with superlink(ANY_PORT) as grid:
+        key = load_or_create_key(tmp_path / "key")
+        connection = _Connection(str(grid.address), key, retry_for=PATIENCE, log=lines.append)
+        true_time = time.time
+        monkeypatch.setattr("coterie.client.engine.time.time", lambda: true_time() - behind)
+        connection.join()
+        monkeypatch.undo()
+        connection.leave()
+    assert len(lines) == warned
+    assert all(line.startswith("the server's clock is +") for line in lines)
 
 
 def test_unknown_nodes_answer_with_an_error_of_their_own() -> None:

@@ -2,8 +2,8 @@
 
 import typer
 
-from coterie.commands import data
 from coterie.commands.account import account, calibrate
+from coterie.commands.data import app as data
 from coterie.commands.ledger import ledger
 from coterie.commands.predict import predict
 from coterie.terminal import run
@@ -18,7 +18,7 @@ application.command()(ledger)
 application.command()(predict)
 application.command()(account)
 application.command()(calibrate)
-application.add_typer(data.app, name="data")
+application.add_typer(data, name="data")
 
 
 def main() -> None:

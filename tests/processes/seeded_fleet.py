@@ -11,7 +11,7 @@ from coterie.client.app import take_part_as
 from coterie.client.assembly import read_dataset
 from coterie.client.fleet import run_fleet
 from coterie.client.participation import Draws
-from coterie.config import ClientSettings
+from coterie.config import ClientSettings, Selection
 from coterie.rng import seeded
 from coterie.tasks import ClientData, load_task
 
@@ -25,7 +25,7 @@ def settings_for(address: str, state: Path, clients: int) -> ClientSettings:
         fleet=clients,
         noise_multiplier=4.0,
         budget=1e6,
-        selection="randomized",
+        selection=Selection.RANDOMIZED,
         selection_epsilon=3.0,
     )
 
