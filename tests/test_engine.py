@@ -360,13 +360,13 @@ class Wire:
 
     def close(self) -> None:
         self.cut()
+        self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
         for end in (self._listener, *self._ends):
             end.close()
 
 
 def test_a_reply_is_delivered_once_the_connection_is_back(start: Callable[..., Client]) -> None:
-    with superlink(ANY_PORT) as grid:
-        wire = Wire(grid.address)
+    with superlink(ANY_PORT) as grid, contextlib.closing(Wire(grid.address)) as wire:
         client = start(wire.address)
         (node,) = online(grid, 1)
 
@@ -384,7 +384,6 @@ def test_a_reply_is_delivered_once_the_connection_is_back(start: Callable[..., C
         assert ask(grid, node, "stop").has_content()
         assert client.wait() == 0
         assert [line for line in client.lines if line.startswith("got")] == ["got sleep", "got stop"]
-        wire.close()
 
 
 def test_a_reply_to_a_server_that_is_gone_is_dropped(start: Callable[..., Client]) -> None:

@@ -1,5 +1,6 @@
 """The pre-forked fleet, as a real process tree."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -111,31 +112,27 @@ def test_a_fleet_takes_part_in_a_run_in_little_memory(start: Start, tmp_path: Pa
     assert max(sizes) < 100_000
 
 
-def test_what_does_not_survive_a_fork_is_refused() -> None:
-    ready = threading.Event()
-    other = threading.Thread(target=ready.wait)
-    other.start()
-    try:
-        with pytest.raises(RuntimeError, match="one thread before the fork"):
-            run_fleet(["x"], print, name=str, log=print)
-    finally:
-        ready.set()
-        other.join()
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        with pytest.raises(RuntimeError, match="torch on one thread"):
-            run_fleet(["x"], print, name=str, log=print)
-    finally:
-        torch.set_num_threads(before)
+def test_what_does_not_survive_a_fork_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def must_not_fork() -> int:
+        raise AssertionError
+
+    monkeypatch.setattr(os, "fork", must_not_fork)
+    monkeypatch.setattr(threading, "active_count", lambda: 2)
+    with pytest.raises(RuntimeError, match="one thread before the fork"):
+        run_fleet(["x"], print, name=str, log=print)
+    monkeypatch.setattr(threading, "active_count", lambda: 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    with pytest.raises(RuntimeError, match="torch on one thread"):
+        run_fleet(["x"], print, name=str, log=print)
 
 
-def test_nothing_forks_for_an_empty_fleet() -> None:
-    process = os.getpid()
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        assert run_fleet([], print, name=str, log=print) == 0
-    finally:
-        torch.set_num_threads(before)
-    assert os.getpid() == process
+def test_a_machine_that_cannot_fork_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full() -> int:
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    lines: list[str] = []
+    monkeypatch.setattr(os, "fork", full)
+    monkeypatch.setattr(threading, "active_count", lambda: 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    assert run_fleet(["x", "y"], print, name=str, log=lines.append) == 1
+    assert lines == ["only 0 of 2 clients could be started: Resource temporarily unavailable"]
