@@ -80,8 +80,8 @@ def table(runs: list[dict[str, Any]]) -> str:
     checked, most = sum(run["ledgers"] for run in runs), max(run["most_spent"] for run in runs)
     lines += [
         "",
-        f"After each run every ledger was read ({checked} readings): each holds releases × 11/3. The most that one client",
-        f"spent over its two runs is {most:.4g} of 200. Written by `python experiments/main_job.py --data FILE`.",
+        f"After each run every ledger was read ({checked} readings): each holds releases × 11/3. The most that one",
+        f"client spent over its two runs is {most:.4g} of 200. Written by `python experiments/main_job.py --data FILE`.",
     ]
     return "\n".join(lines)
 

@@ -38,9 +38,11 @@ class Price:
     every layer of every release; ``local_pure`` and ``local_tight`` compare any two data sets, as long as each
     release starts from the same public point for both (the same hypothesis): two updates clipped to the radius r are
     at most 2r apart. The pure prices bound the log-ratio of any transcript's probabilities, the tight ones are the
-    smallest ε, rounded up, at which all the releases are (ε, ``delta``) indistinguishable. The pure prices hold for
-    what happened, however later releases depended on earlier ones; the tight prices hold for a plan whose noise and
-    most releases were fixed beforehand (docs/privacy.md). Infinite means: no such bound. Unless ``formal``, the ledger holds releases for which these are no guarantees: ``notes`` say which.
+    smallest ε, rounded up, at which all the releases are (ε, ``delta``) indistinguishable. Infinite means: no bound.
+
+    The pure prices hold for what happened, however later releases depended on earlier ones; the tight prices hold
+    for a plan whose noise and most releases were fixed beforehand (docs/privacy.md). Unless ``formal``, the ledger
+    holds releases for which none of this is a guarantee: ``notes`` say which.
     """
 
     releases: int
