@@ -5,9 +5,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
 from coterie.mechanisms.arguments import expect_count, expect_positive
-from coterie.mechanisms.composition import Loss, composed_epsilon
 from coterie.mechanisms.events import (
     GaussianRelease,
     Neighbourhood,
@@ -16,7 +16,12 @@ from coterie.mechanisms.events import (
     SelectionRelease,
     UpdateRelease,
 )
-from coterie.mechanisms.privacy_loss import GaussianLoss, L2LaplaceLoss, ResponseLoss
+
+if TYPE_CHECKING:
+    from coterie.mechanisms.composition import Loss
+
+# What the tight prices need is imported where it is used: dp_accounting takes a second and 80 MB, which a client that
+# only adds up pure losses should not pay.
 
 RELATIVE_NOTE = (
     "relative-mode releases are priced by the paper's heuristic: their noise is scaled by the private update itself, "
@@ -146,6 +151,8 @@ class Accountant:
         For comparison only: at small n this is no bound on the exact price, neither from above nor from below.
         Raises ``ValueError`` for δ outside (0, 1) and for a ledger with selections, which have no dimension.
         """
+        from coterie.mechanisms.privacy_loss import GaussianLoss
+
         expect_delta(delta)
         if self._responses:
             raise ValueError("Expected updates and Gaussian releases, found a selection: it has no Gaussian limit")
@@ -158,10 +165,14 @@ class Accountant:
     def _composed(self, factor: int, delta: float) -> float:
         if 2 * max((distance for _, distance in self._noise), default=0.0) > _LARGEST_DISTANCE:
             return math.inf
+        from coterie.mechanisms.composition import composed_epsilon
+
         return composed_epsilon(self._losses(factor), delta)
 
-    def _losses(self, factor: int) -> dict[Loss, int]:
+    def _losses(self, factor: int) -> "dict[Loss, int]":
         """The counted releases' losses at ``factor`` times the recorded distances."""
+        from coterie.mechanisms.privacy_loss import GaussianLoss, L2LaplaceLoss, ResponseLoss
+
         losses: dict[Loss, int] = {}
         for (n, distance), count in _few_kinds(self._noise).items():
             losses[L2LaplaceLoss(n, max(factor * distance, _SMALLEST_DISTANCE))] = count

@@ -3,6 +3,8 @@
 import dataclasses
 import itertools
 import math
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -260,3 +262,9 @@ def test_a_delta_outside_its_range_is_an_error(delta: float) -> None:
 def test_a_price_cannot_be_changed() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         price([], delta=1e-5).pure = 1.0  # type: ignore[misc]
+
+
+def test_adding_up_pure_losses_does_not_import_what_only_tight_prices_need() -> None:
+    """A fleet of clients holds this module in memory once each; dp_accounting takes four times its size."""
+    code = "import sys, coterie.mechanisms.accounting as a; a.pure_loss([]); print('dp_accounting' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
