@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 CLIENTS = 20
+TRAINERS = 14  # the other six are held out
 ROUNDS = 15
 NOISE_MULTIPLIER = 5
 BUDGET = 5000
@@ -39,7 +40,7 @@ def federate(hypotheses: int, out: Path) -> dict[str, Any]:
     address = f"127.0.0.1:{free_port()}"
     server_command = [
         *(str(BIN / "flower-server"), "--task", "digits", "--listen", address, "--hypotheses", str(hypotheses)),
-        *("--rounds", str(ROUNDS), "--clients-per-round", str(CLIENTS), "--min-clients", str(CLIENTS)),
+        *("--rounds", str(ROUNDS), "--clients-per-round", str(TRAINERS), "--min-clients", str(CLIENTS)),
         *("--validation-fraction", "0.3", "--validate-every", "5", "--out", str(out)),
     ]
     client_command = [
@@ -98,9 +99,9 @@ def main() -> None:
     console.print(clusters)
     subprocess.run([BIN / "coterie", "ledger", FOLDER / "state"], check=True)
     console.print(
-        f"Both runs are in the ledgers: they belong to the data, not to a run. One release of this 650-number model costs "
-        f"650/{NOISE_MULTIPLIER} = {650 / NOISE_MULTIPLIER:g} of pure ε: a weak guarantee. A smaller model or a larger ν "
-        f"makes it stronger (docs/privacy.md)."
+        f"Both runs are in the ledgers: they belong to the data, not to a run. One release of this 650-number model "
+        f"costs 650/{NOISE_MULTIPLIER} = {650 / NOISE_MULTIPLIER:g} of pure ε: a weak guarantee. A smaller model or a "
+        f"larger ν makes it stronger (docs/privacy.md)."
     )
     console.print(f"The models: {FOLDER}/personalized/hypothesis-*.safetensors (the server's), and each client's own,")
     console.print(f"            {FOLDER}/state/<client>/model.safetensors, with a card beside it (model.json).")

@@ -81,7 +81,8 @@ def table(runs: list[dict[str, Any]]) -> str:
     lines += [
         "",
         f"After each run every ledger was read ({checked} readings): each holds releases × 11/3. The most that one",
-        f"client spent over its two runs is {most:.4g} of 200. Written by `python experiments/main_job.py --data FILE`.",
+        f"client spent over its two runs is {most:.4g} of 200. Written by",
+        "`python experiments/main_job.py --data FILE`.",
     ]
     return "\n".join(lines)
 
