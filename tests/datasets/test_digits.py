@@ -61,6 +61,12 @@ def test_model_and_report() -> None:
     assert digits.task.loss(torch.zeros(1, 10), torch.tensor([3])).item() == pytest.approx(np.log(10))
 
 
+def test_hypotheses_start_near_zero() -> None:
+    parameters = torch.cat([p.detach().ravel() for p in digits.initialise(np.random.default_rng(0)).parameters()])
+    # χ²(650)/650 has standard deviation 0.055.
+    assert (parameters / 0.01).square().mean().item() == pytest.approx(1, abs=6 * 0.055)
+
+
 def test_bad_sources() -> None:
     with pytest.raises(CoterieError, match="no --data for digits"):
         digits.read(DataSource(Path("x")))

@@ -99,6 +99,17 @@ def test_model_has_exactly_11_parameters() -> None:
     assert set(hospital.task.clipping_norm) == {"hidden", "output"}
 
 
+def test_hypotheses_start_at_price_levels_between_5000_and_12000_dollars() -> None:
+    rng = np.random.default_rng(0)
+    # At the origin of the inputs, the middle of the country and of the services.
+    levels = [hospital.initialise(rng)(torch.zeros(1, 3)).item() for _ in range(200)]
+    assert min(levels) > 0.5 - 1e-6
+    assert max(levels) < 1.2 + 1e-6
+    # Uniform: a tenth of the range at either end stays empty with probability 0.9²⁰⁰ = 7e-10.
+    assert min(levels) < 0.57
+    assert max(levels) > 1.13
+
+
 @pytest.mark.parametrize("amount", ["$5777.24", " $5777.24 ", "5777.24", '"$5,777.24"'])
 def test_forms_of_an_amount(tmp_path: Path, amount: str) -> None:
     (client,) = read(write(tmp_path, line(payment=amount))).clients

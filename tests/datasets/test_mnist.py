@@ -71,6 +71,7 @@ def test_model_is_smooth_and_small() -> None:
         b"\x00\x00\x08\x01\x00\x00\x00\x00",
         b"\x00\x00\x08\x03" + struct.pack(">3I", 2, 28, 28) + bytes(5),
         b"\x00\x00\x08\x03" + b"\xff" * 12 + bytes(5),
+        b"\x00\x00\x08\x03" + struct.pack(">3I", 1, 28, 28) + bytes(28 * 28 + 1),
     ],
 )
 def test_idx_files_that_are_none(folder: Path, content: bytes) -> None:
