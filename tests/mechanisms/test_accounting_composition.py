@@ -142,6 +142,8 @@ def test_a_wide_release_among_narrow_ones_costs_at_most_a_little_extra() -> None
 def test_a_delta_below_the_rounding_errors_has_no_price() -> None:
     assert composed_epsilon({L2LaplaceLoss(11, 2.2): 10}, 1e-15) == math.inf
     assert composed_epsilon({L2LaplaceLoss(11, 2.2): 10}, 1e-11) < 22
+    assert composed_epsilon({L2LaplaceLoss(11, 2.2): 10_000}, 1e-9) == math.inf
+    assert composed_epsilon({L2LaplaceLoss(11, 2.2): 10_000}, 1e-7) < 22_000
 
 
 def test_the_reserve_for_rounding_covers_what_rounding_did() -> None:
