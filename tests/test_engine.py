@@ -116,12 +116,11 @@ def test_rounds_of_three_clients_and_a_clean_end(start: Callable[..., Client], m
             assert [r.content["order"]["number"] for r in replies] == [number] * 3
             assert nothing_left(grid)
         # The clients leave as soon as they have replied: their last replies must not be lost.
-        waiting = grid.iter_replies([order(n, "stop") for n in nodes], timeout=PATIENCE)
-        first = next(waiting)
+        asked = grid.push_messages([order(n, "stop") for n in nodes])
         assert [client.wait() for client in clients] == [0, 0, 0]
-        last = [first, *waiting]
-        assert [reply.has_error() for reply in last] == [False] * 3
         assert grid.get_node_ids() == []
+        assert [reply.has_error() for reply in grid.pull_messages(asked)] == [False] * 3
+        assert nothing_left(grid)
     assert "port" not in {thread.name for thread in threading.enumerate()}
 
 
@@ -273,17 +272,14 @@ def test_a_signal_makes_a_client_leave_at_once(start: Callable[..., Client], num
     with superlink(ANY_PORT) as grid:
         client = start(grid.address)
         (node,) = online(grid, 1)
-        threading.Thread(target=_signal_when_busy, args=(client, number)).start()
-        reply = ask(grid, node, "sleep", seconds=2 * PATIENCE)
-        assert reply.error.code == ErrorCode.NODE_UNAVAILABLE
+        asked = grid.push_messages([order(node, "sleep", seconds=2 * PATIENCE)])
+        until(lambda: client.said("got sleep"), "the client to be busy")
+        client.process.send_signal(number)
         assert client.wait() == 130
+        assert grid.get_node_ids() == []  # it said good-bye, else it would count as online for 20 s
         assert client.lines == ["got sleep", "interrupted"]
-        assert grid.get_node_ids() == []
-
-
-def _signal_when_busy(client: Client, number: signal.Signals) -> None:
-    until(lambda: client.said("got sleep"), "the client to be busy")
-    client.process.send_signal(number)
+        (reply,) = grid.pull_messages(asked)
+        assert reply.error.code == ErrorCode.NODE_UNAVAILABLE
 
 
 def test_a_handler_that_raises_tells_the_server_nothing_and_goes_on(start: Callable[..., Client]) -> None:

@@ -28,7 +28,11 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
     def start_one(*members: str, server: str = "-") -> subprocess.Popen[str]:
         command = [sys.executable, str(FLEET), str(tmp_path), server, *members]
-        fleets.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+        fleets.append(
+            subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+            )
+        )
         return fleets[-1]
 
     yield start_one
@@ -71,12 +75,15 @@ def test_a_member_that_fails_is_named_in_one_line_and_the_others_go_on(start: St
     assert len(set(losses)) == 3  # one inherited seed would give the same loss three times
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_reaches_every_member_and_all_are_reaped(start: Start, tmp_path: Path, number: signal.Signals) -> None:
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_signal_ends_every_member_and_all_are_reaped(start: Start, tmp_path: Path, terminal: bool) -> None:
     fleet = start("wait:1", "wait:2")
     marks = [tmp_path / "wait-1", tmp_path / "wait-2"]
     members = waiting(marks)
-    fleet.send_signal(number)
+    if terminal:
+        os.killpg(fleet.pid, signal.SIGINT)  # Ctrl-C in a terminal goes to every process
+    else:
+        fleet.send_signal(signal.SIGTERM)
     output, _ = fleet.communicate(timeout=PATIENCE)
     assert (fleet.returncode, output) == (130, "")
     assert [mark.read_text() for mark in marks] == ["left", "left"]
