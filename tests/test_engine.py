@@ -544,7 +544,10 @@ def test_an_unfinished_reply_of_a_client_that_left_is_an_error(peer: tuple[Embed
     assert nothing_left(grid)
 
 
-def test_a_message_that_cannot_be_read_does_not_end_the_client(start: Callable[..., Client]) -> None:
+def test_a_message_that_cannot_be_read_does_not_end_the_client(
+    start: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(port, "HOLD_SECONDS", 0.5)  # nobody rings for a message that is slipped in below
     with superlink(ANY_PORT) as grid:
         client = start(grid.address)
         (node,) = online(grid, 1)

@@ -10,12 +10,12 @@ from coterie.client.fleet import run_fleet, single_threaded
 
 single_threaded()
 
-import torch  # noqa: E402
-from flwr.app import Message  # noqa: E402
+import torch
+from flwr.app import Message
 
-from coterie.client.engine import serve  # noqa: E402
-from coterie.client.keys import load_or_create_key  # noqa: E402
-from coterie.errors import CoterieError  # noqa: E402
+from coterie.client.engine import serve
+from coterie.client.keys import load_or_create_key
+from coterie.errors import CoterieError
 
 FOLDER = Path(sys.argv[1])
 SERVER = sys.argv[2]
