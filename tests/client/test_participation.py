@@ -294,15 +294,16 @@ def test_fine_tuning_costs_nothing_and_is_in_the_file(
     assert pure_loss(holder.gate.ledger.events()) == 0
 
 
+@pytest.mark.parametrize("epochs", [1, 5])  # to huge numbers, and on to numbers that are not finite
 @pytest.mark.parametrize("step_size", [1e2, 1e6, 1e10, 1e30])
 def test_fine_tuning_that_diverges_leaves_a_sound_file_and_card(
-    open_holder: Holder, train_request: Request, tiny_task: Task, tmp_path: Path, step_size: float
+    open_holder: Holder, train_request: Request, tiny_task: Task, tmp_path: Path, step_size: float, epochs: int
 ) -> None:
     wild = replace(tiny_task, training=TrainingSettings(epochs=1, step_size=step_size, batch_size=20))
-    holder, message = open_holder(task=wild, fine_tune=1), the_message(train_request())
+    holder, message = open_holder(task=wild, fine_tune=epochs), the_message(train_request())
     assert keep_model(holder, message) == Acknowledgement()
     assert np.isfinite(kept_in(tmp_path / "state")).all()
-    assert card_in(tmp_path / "state")["fine_tune_epochs"] == 1
+    assert card_in(tmp_path / "state")["fine_tune_epochs"] == epochs
 
 
 def test_a_model_that_fits_no_row_still_has_a_card_in_json(

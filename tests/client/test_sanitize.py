@@ -202,6 +202,15 @@ def test_private_selection_is_recorded_and_charged(open_holder: Holder, train_re
     assert pure_loss(gate.ledger.events()) == pytest.approx(13 / 3 + 0.5)
 
 
+def test_a_budget_short_of_the_selections_share_is_refused_before_training(
+    open_holder: Holder, train_request: Request
+) -> None:
+    gate = open_holder(selection=Selection.RANDOMIZED, selection_epsilon=0.5, budget=13 / 3 + 0.4).gate
+    refusal = gate.admit(train_request())
+    assert isinstance(refusal, Refusal)
+    assert refusal.exhausted
+
+
 def test_choice_is_plain_or_by_the_mechanism(open_holder: Holder) -> None:
     gate = open_holder(selection=Selection.EXPONENTIAL, selection_epsilon=0.1, selection_loss_bound=1.0).gate
     losses = np.array([0.9, 0.1, 0.5])
