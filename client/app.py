@@ -1,12 +1,14 @@
 """The client as one warm process (``flower-client``), and as a stock Flower ClientApp."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from flwr.app import Context, Message
+from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 
 from coterie.client.assembly import (
+    KEY_FILE,
     client_folder,
     data_holder,
     deployed_draws,
@@ -30,7 +32,10 @@ from coterie.errors import CoterieError
 from coterie.flower import from_record, to_record
 from coterie.protocol import HypothesesMessage, MalformedMessage, Refusal, Reply, TrainRequest
 from coterie.tasks import ClientData, Task, load_task
-from coterie.terminal import say_item
+from coterie.terminal import say, say_item
+
+LOG_FILE = "client.log"
+_FAILED = 2  # Flower's code for a ClientApp that raised
 
 
 def answer(holder: DataHolder, message: Message) -> Message | None:
@@ -64,12 +69,24 @@ def take_part(settings: ClientSettings, *, log: Callable[[str], None]) -> int:
     if settings.fleet is None:
         take_part_as(settings, task, dataset.clients[0], log=log)
         return 0
-    return run_fleet(
-        dataset.clients,
-        lambda data: take_part_as(settings, task, data, log=log),
-        name=lambda data: data.name,
-        log=log,
-    )
+    first = dataset.clients[0].name
+    log(f"each client writes its own {LOG_FILE}; of the fleet, {first} also speaks here")
+
+    def run_one(data: ClientData) -> None:
+        file = client_folder(settings, data.name) / LOG_FILE
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+        def to_file(line: str) -> None:
+            with file.open("a", encoding="utf-8") as opened:
+                opened.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
+            if data.name == first:
+                log(line)
+
+        take_part_as(settings, task, data, log=to_file)
+
+    status = run_fleet(dataset.clients, run_one, name=lambda data: data.name, log=log)
+    log(f"the fleet has ended with status {status}")
+    return status
 
 
 def take_part_as(
@@ -86,8 +103,10 @@ def take_part_as(
         log(f"{data.name}: {line}")
 
     with data_holder(settings, task, data, draws) as holder:
+        for note in holder.notes:
+            say_name(note)
         warm = _Warm(holder, log=say_name)
-        key = load_or_create_key(client_folder(settings, data.name) / "key.pem")
+        key = load_or_create_key(holder.folder / KEY_FILE)
         serve(settings.server, key, warm.handle, retry_for=settings.retry_for, log=say_name, stop=lambda: warm.over)
 
 
@@ -131,7 +150,19 @@ def stock_query(message: Message, context: Context) -> Message:
 
 
 def _stock(message: Message, context: Context) -> Message:
-    """Answer in a process of its own: Flower's partition-id and num-partitions name the client of a shared file."""
+    """Answer in a process of its own: Flower's partition-id and num-partitions name the client of a shared file.
+
+    What goes wrong is said here only: Flower would send an exception's text, which may quote data, to the server.
+    """
+    try:
+        reply = _stock_reply(message, context)
+    except Exception as error:
+        say(f"error: {error}" if isinstance(error, CoterieError) else f"error: {type(error).__name__}: {error}")
+        reply = None
+    return reply or Message(Error(_FAILED, "the client failed"), reply_to=message)
+
+
+def _stock_reply(message: Message, context: Context) -> Message | None:
     values = {key.replace("-", "_"): value for key, value in context.node_config.items()}
     partition, parts = int(values.pop("partition_id", 0)), values.pop("num_partitions", None)
     settings = load_settings(ClientSettings, None, {**values, "fleet": parts})

@@ -19,7 +19,10 @@ from coterie.errors import CoterieError
 from coterie.mechanisms.selection import ExponentialSelection, RandomizedArgmin
 from coterie.parameters import layout_of
 from coterie.rng import secure
+from coterie.storage import sync_folder
 from coterie.tasks import ClientData, Dataset, DataSource, Task
+
+KEY_FILE = "key.pem"
 
 
 def read_dataset(settings: ClientSettings, task: Task) -> Dataset:
@@ -74,7 +77,7 @@ def data_holder(
     written, is in use by another process, or its ledger is unusable: before anything is trained.
     """
     folder = client_folder(settings, data.name)
-    with _locked(folder), Ledger(folder / LEDGER_FILE, create=True) as ledger:
+    with _locked(folder), _own_ledger(folder) as ledger:
         model = task.build()
         layout = layout_of(model)
         session = Session(
@@ -85,8 +88,12 @@ def data_holder(
             delta=settings.delta,
             noise_multiplier=settings.noise_multiplier,
         )
-        if ledger.latest_session() != session:
+        before = ledger.latest_session()
+        if before != session:
             ledger.record_session(session)
+        notes: tuple[str, ...] = ()
+        if before is not None and before.data_fingerprint != session.data_fingerprint:
+            notes = ("the data have changed since the last run: what was spent before still counts",)
         gate = Gate(
             policy=policy_for(settings, layout, task.clipping_norm),
             selection=_selection(settings),
@@ -95,7 +102,7 @@ def data_holder(
             validation=settings.validation,
             share_sample_count=settings.share_sample_count,
         )
-        yield DataHolder(data.name, task, model, layout, data, gate, folder, settings.fine_tune, draws)
+        yield DataHolder(data.name, task, model, layout, data, gate, folder, settings.fine_tune, draws, notes)
 
 
 def task_policy(settings: ClientSettings, task: Task) -> PrivacyPolicy:
@@ -120,10 +127,20 @@ def _fingerprint(data: ClientData) -> str:
     return digest.hexdigest()
 
 
+def _own_ledger(folder: Path) -> Ledger:
+    file = folder / LEDGER_FILE
+    if (folder / KEY_FILE).exists() and not (file.is_file() and file.stat().st_size):
+        # A new one would start at zero, as if nothing had ever left.
+        raise CoterieError(f"Expected the ledger {file} beside {KEY_FILE}, found none: restore it from a backup")
+    return Ledger(file, create=True)
+
+
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for created in (folder, folder.absolute().parent, folder.absolute().parent.parent):
+            sync_folder(created)  # a ledger in a folder that a power cut undoes would be gone with its rows
         descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
         raise CoterieError(f"Expected --state to be a writable folder, found: {error}") from error

@@ -5,9 +5,7 @@ and ends the process by ``sys.exit`` or a signal to itself where a connection fa
 """
 
 import contextlib
-import os
 import random
-import signal
 import threading
 import time
 from collections import OrderedDict
@@ -15,10 +13,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from email.utils import parsedate_to_datetime
 from typing import TypeVar
-
-# Read by Flower when it is imported: nothing about a run is reported to anyone.
-os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
-os.environ["FLWR_DISABLE_UPDATE_CHECK"] = "1"
 
 import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -55,8 +49,10 @@ from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
+from coterie.address import Address
 from coterie.client.outage import Outage
 from coterie.errors import CoterieError
+from coterie.terminal import terminable
 
 # The server calls a client offline after twice this time without a heartbeat. Short, so that a killed client does
 # not hold up a round for long; several heartbeats long, since a client that is only slow would lose paid work.
@@ -66,7 +62,6 @@ IDLE_SECONDS = (0.1, 0.5)  # between requests to a server that answers at once; 
 REMEMBERED_MESSAGES = 1000
 TOLERATED_CLOCK_DIFFERENCE_SECONDS = 5.0
 
-Log = Callable[[str], None]
 Request = TypeVar("Request")
 Result = TypeVar("Result")
 
@@ -85,7 +80,7 @@ def serve(
     handle: Callable[[Message], Message | None],
     *,
     retry_for: float,
-    log: Log,
+    log: Callable[[str], None],
     stop: Callable[[], bool] = lambda: False,
 ) -> None:
     """Answer the messages of the SuperLink at ``server`` (``host:port``) until ``stop()`` is true.
@@ -102,7 +97,7 @@ def serve(
 
     SIGTERM and Ctrl-C raise ``KeyboardInterrupt`` here, after the server was told that this client leaves.
     """
-    with _quiet_flower(), _terminable():
+    with _quiet_flower(), terminable():
         connection = _Connection(server, key, retry_for=retry_for, log=log)
         try:
             connection.join()
@@ -120,7 +115,7 @@ def serve(
 
 
 def _handled(
-    handle: Callable[[Message], Message | None], message: Message, log: Log
+    handle: Callable[[Message], Message | None], message: Message, log: Callable[[str], None]
 ) -> tuple[Message | None, CoterieError | None]:
     failure = None
     try:
@@ -130,10 +125,6 @@ def _handled(
     except Exception as error:  # one bad message must not end the client
         log(f"a {message.metadata.message_type!r} message could not be handled: {type(error).__name__}: {error}")
     return _refusal(message), failure
-
-
-def _refusal(message: Message) -> Message:
-    return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "the client failed"), reply_to=message)
 
 
 @contextmanager
@@ -146,17 +137,8 @@ def _quiet_flower() -> Iterator[None]:
         FLOWER_LOGGER.disabled = before
 
 
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """SIGTERM does what Ctrl-C does."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
+def _refusal(message: Message) -> Message:
+    return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "the client failed"), reply_to=message)
 
 
 class _RejoinError(Exception):
@@ -185,8 +167,10 @@ class _Clock:
 class _Connection:
     """What the server knows this client by, and how calls to it are repeated."""
 
-    def __init__(self, server: str, key: ec.EllipticCurvePrivateKey, *, retry_for: float, log: Log) -> None:
-        self._server = _checked_address(server)
+    def __init__(
+        self, server: str, key: ec.EllipticCurvePrivateKey, *, retry_for: float, log: Callable[[str], None]
+    ) -> None:
+        self._server = str(Address.parse(server, option="--server"))
         self._key = key
         self._retry_for = retry_for
         self._log = log
@@ -418,10 +402,3 @@ class _Connection:
             if all(self._persist(self._client.PushObject, part).stored for part in parts):
                 return True
         return False
-
-
-def _checked_address(server: str) -> str:
-    host, colon, port = server.rpartition(":")
-    if not (colon and host and "/" not in host and port.isascii() and port.isdigit() and 0 < int(port) <= 65535):
-        raise CoterieError(f"Expected --server as host:port, such as 127.0.0.1:9092, found {server!r}")
-    return server

@@ -40,7 +40,8 @@ CREATE TABLE noises (
     PRIMARY KEY (release, position)
 ) STRICT;
 CREATE TABLE disclosures (
-    time REAL NOT NULL, run TEXT NOT NULL, round INTEGER NOT NULL, what TEXT NOT NULL
+    time REAL NOT NULL, run TEXT NOT NULL, round INTEGER NOT NULL, what TEXT NOT NULL,
+    UNIQUE (run, round, what)
 ) STRICT;
 CREATE TABLE refusals (
     time REAL NOT NULL, run TEXT NOT NULL, round INTEGER NOT NULL, reason TEXT NOT NULL

@@ -11,6 +11,7 @@ from torch import nn
 from coterie.client.sanitize import Gate
 from coterie.client.selection import best_hypothesis, hypothesis_losses, mean_loss, mean_score
 from coterie.client.training import train
+from coterie.errors import CoterieError
 from coterie.mechanisms.accounting import pure_loss
 from coterie.mechanisms.randomness import NoiseSource
 from coterie.models import save_model
@@ -51,6 +52,7 @@ class DataHolder:
     folder: Path
     fine_tune: int
     draws: Callable[[int], Draws]  # round -> its randomness
+    notes: tuple[str, ...] = ()  # one line each, for the data holder
 
 
 def answer_train(
@@ -106,7 +108,8 @@ def keep_model(holder: DataHolder, message: HypothesesMessage) -> Acknowledgemen
         settings = replace(holder.task.training, epochs=holder.fine_tune)
         order = holder.draws(message.round).order
         tuned = train(holder.task, holder.model, kept, holder.layout, holder.data, settings, rng=order)
-        kept = tuned if np.isfinite(tuned).all() else kept
+        tuned_loss = mean_loss(holder.task, holder.model, tuned, holder.layout, holder.data)
+        kept = tuned if tuned_loss < losses[best] else kept
     gate, task = holder.gate, holder.task
     score = mean_score(task, holder.model, kept, holder.layout, holder.data)
     releases = gate.ledger.releases()
@@ -127,10 +130,15 @@ def keep_model(holder: DataHolder, message: HypothesesMessage) -> Acknowledgemen
         "pure_epsilon": pure_loss(gate.ledger.events()),
         "budget": gate.budget,
         "neighbourhoods": sorted({str(release.update.neighbourhood) for release in releases}),
-        "unprotected_disclosures": len(gate.ledger.disclosures()),
+        "validations_told": len(gate.ledger.disclosures()),
+        "row_counts_sent": sum(release.rows_sent for release in releases),
+        "indices_sent": sum(release.index_sent and release.selection is None for release in releases),
     }
     save_model(holder.folder / MODEL_FILE, task.name, kept, holder.layout, {"run": message.run})
-    write_atomically(holder.folder / CARD_FILE, (json.dumps(card, indent=2) + "\n").encode())
+    try:
+        write_atomically(holder.folder / CARD_FILE, (json.dumps(card, indent=2) + "\n").encode())
+    except OSError as error:
+        raise CoterieError(f"Expected to write {holder.folder / CARD_FILE}, found: {error}") from error
     return Acknowledgement()
 
 

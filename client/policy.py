@@ -11,6 +11,8 @@ from coterie.mechanisms.layerwise import FixedNeighbourhood, LayerwiseLaplace, R
 from coterie.parameters import Layout
 from coterie.protocol import PrivacyProposal, Refusal
 
+_ROUNDING = 1e-12
+
 
 @dataclass(frozen=True)
 class PrivacyPolicy:
@@ -24,6 +26,7 @@ class PrivacyPolicy:
     names: tuple[str, ...]
     sizes: tuple[int, ...]
     radii: tuple[float, ...]
+    layers_in_each: int  # 1, or all of them when the whole update is one vector
     noise_multiplier: float
     neighbourhood: Neighbourhood
     relative_floor: float
@@ -40,10 +43,11 @@ class PrivacyPolicy:
             return Refusal("relative neighbourhood proposed, only fixed accepted")
         radii = self.radii
         if (norm := proposal.clipping_norm) is not None:
-            least = max(self.radii)
-            if norm < least:
-                return Refusal(f"clipping norm {norm:g} proposed, at least {least:g} accepted")
-            radii = (norm,) * len(radii)
+            # A norm C for every layer is a ball of radius C√L for L layers together.
+            proposed, least = norm * math.sqrt(self.layers_in_each), max(self.radii)
+            if proposed < least * (1 - _ROUNDING):
+                return Refusal(f"clipping norm {proposed:g} proposed, at least {least:g} accepted")
+            radii = (max(proposed, least),) * len(radii)
         nu = max(self.noise_multiplier, proposal.noise_multiplier or 0.0)
         neighbourhood: FixedNeighbourhood | RelativeNeighbourhood = FixedNeighbourhood(radii)
         if (proposal.neighbourhood or self.neighbourhood) is Neighbourhood.RELATIVE:
@@ -78,11 +82,15 @@ def policy_for(settings: ClientSettings, layout: Layout, proposed_norm: float | 
         # One ball that holds every update the per-layer balls would, unless the data holder names its radius.
         whole = settings.clipping_norm or math.sqrt(math.fsum(radius * radius for radius in radii))
         names, sizes, radii = ("all",), (layout.size,), (whole,)
-    return PrivacyPolicy(
+    policy = PrivacyPolicy(
         names=names,
         sizes=sizes,
         radii=radii,
+        layers_in_each=len(layout.layers) // len(sizes),
         noise_multiplier=settings.noise_multiplier,
         neighbourhood=settings.neighbourhood,
         relative_floor=settings.relative_floor,
     )
+    if isinstance(problem := policy.accept(PrivacyProposal()), Refusal):
+        raise CoterieError(f"Expected privacy settings that can be used, found: {problem.reason}")
+    return policy

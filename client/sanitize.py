@@ -85,7 +85,7 @@ class Gate:
         limit = float(np.finfo(np.float32).max)
         vector = np.clip(start + sanitized.update, -limit, limit).astype(np.float32)
         index_sent = request.assignment is Assignment.CLIENT
-        rows_sent = request.weighting is Weighting.SAMPLES
+        rows_sent = request.weighting is Weighting.SAMPLES and self.share_sample_count
         release = Release(
             id=uuid.uuid4().hex,
             time=time.time(),
@@ -112,18 +112,26 @@ class Gate:
         )
 
     def admit_validation(self, message: HypothesesMessage) -> Refusal | None:
-        """None when this client may tell its loss in this run: it consents, and has not trained in the run."""
+        """None when this client may tell its loss now: it consents, has not trained in the run, and has not told yet
+        in this round.
+        """
         if not self.validation:
             return self.refuse(message, "validation losses are not shared by this client")
         if any(release.run == message.run for release in self.ledger.releases()):
             return self.refuse(message, "this client trains in this run and does not validate in it")
+        if any((row.run, row.round) == (message.run, message.round) for row in self.ledger.disclosures()):
+            return self.refuse(message, "a validation of this round has already been told")
         return None
 
     def disclose_validation(self, message: HypothesesMessage, *, loss: float, score: float) -> ValidationReply:
-        """Commit that a loss and a score leave unprotected, then hand them out. Non-finite values leave as 3e38."""
+        """Commit that a loss and a score leave unprotected, then hand them out, in float32.
+
+        Finite always: what is not a number leaves as float32's largest.
+        """
         self.ledger.record_disclosure(message.run, message.round, "validation loss and score")
         limit = float(np.finfo(np.float32).max)
-        finite_loss, finite_score = (float(x) for x in np.clip(np.nan_to_num([loss, score], nan=limit), -limit, limit))
+        told = np.clip(np.nan_to_num([loss, score], nan=limit), -limit, limit).astype(np.float32)
+        finite_loss, finite_score = map(float, told)
         return ValidationReply(loss=finite_loss, score=finite_score)
 
     def refuse(self, request: TrainRequest | HypothesesMessage, reason: str, *, exhausted: bool = False) -> Refusal:

@@ -8,8 +8,10 @@ from dataclasses import asdict
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from coterie.address import Address
 from coterie.config import RunSettings, load_settings
-from coterie.server.engine import Address, superlink
+from coterie.errors import CoterieError
+from coterie.server.engine import superlink
 from coterie.server.history import (
     SETTINGS_FILE,
     SUMMARY_FILE,
@@ -29,7 +31,7 @@ from coterie.terminal import say
 
 def serve(settings: RunSettings, *, log: Callable[[str], None]) -> Summary:
     """One whole run with an embedded SuperLink. Raises ``CoterieError`` for settings that cannot work."""
-    address, task = Address.parse(settings.listen), load_task(settings.task)
+    address, task = Address.parse(settings.listen, option="--listen"), load_task(settings.task)
     with superlink(address) as grid:
         log(f"listening on {grid.address}")
         return run(settings, task, grid, grid.identities, log=log)
@@ -51,16 +53,21 @@ def run(
     write_json(out / SETTINGS_FILE, {"run": run_id, **settings.model_dump(mode="json")})
 
     def on_round(record: RoundRecord) -> None:
-        append_round(out, record)
         log(_line(record, settings.rounds, task.metric))
+        try:
+            append_round(out, record)
+        except CoterieError as error:  # the run is worth more than its history
+            log(f"warning: {error}")
 
     strategy = KHypotheses(settings, task, run_id, identities=identities, log=log, on_round=on_round)
     outcome = strategy.train(grid, initial)
-    models = save_hypotheses(out, task.name, run_id, outcome.hypotheses, layout)
     try:
-        delivered = strategy.deliver(grid, outcome)
-    except KeyboardInterrupt:
-        delivered = 0
+        models = save_hypotheses(out, task.name, run_id, outcome.hypotheses, layout)
+    finally:  # a full disk here must not keep the models from the clients
+        try:
+            delivered = strategy.deliver(grid, outcome)
+        except KeyboardInterrupt:
+            delivered = 0
     summary = summarize(
         outcome, task=task, run=run_id, hypotheses=settings.hypotheses, delivered=delivered, models=models
     )
@@ -78,7 +85,8 @@ def describe(summary: Summary) -> str:
     if summary.metric is not None:
         lines.append(
             f"{summary.metric_name}: {summary.metric:.6g} over {summary.validators} held-out clients "
-            f"(each under the hypothesis that fits its own rows best; round {summary.best_round})"
+            f"(each under the hypothesis that fits its own rows best; the same clients chose round "
+            f"{summary.best_round} as the best, so the figure is optimistic)"
         )
     else:
         lines.append("no held-out client told its loss: the hypotheses are those of the last round")

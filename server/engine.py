@@ -8,7 +8,6 @@ outside, only the calls in ``FLEET_CALLS`` can be made, and this process talks t
 import hashlib
 import json
 import logging
-import os
 import time
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,10 +16,6 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any, cast
-
-# Read by Flower when it is imported: nothing about a run is reported to anyone.
-os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
-os.environ["FLWR_DISABLE_UPDATE_CHECK"] = "1"
 
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
@@ -74,9 +69,8 @@ from flwr.superlink.servicer.fleet import fleet_handlers
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from starlette.datastructures import Headers
 
-from coterie.server.port import NOT_FOUND, Address, Answer, Port, RawHeaders, bind, serving
-
-__all__ = ["Address", "EmbeddedGrid", "superlink"]
+from coterie.address import Address
+from coterie.server.port import NOT_FOUND, Answer, Port, RawHeaders, bind, serving
 
 REPLY_INTERVAL_SECONDS = 0.05
 _log = logging.getLogger(__name__)

@@ -89,16 +89,25 @@ def open_folder(folder: Path) -> None:
 
 
 def append_round(folder: Path, record: RoundRecord) -> None:
-    """Add one line to the history, synced, so that a crash loses no finished round."""
-    with (folder / HISTORY_FILE).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(asdict(record)) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+    """Add one line to the history, synced, so that a crash loses no finished round.
+
+    Raises ``CoterieError`` when the disk refuses.
+    """
+    try:
+        with (folder / HISTORY_FILE).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(record)) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise CoterieError(f"Expected to write {folder / HISTORY_FILE}, found: {error}") from error
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write JSON so that a reader sees the old file or the whole new one."""
-    write_atomically(path, (json.dumps(content, indent=2) + "\n").encode())
+    """Write JSON so that a reader sees the old file or the whole new one. Raises ``CoterieError`` if it cannot."""
+    try:
+        write_atomically(path, (json.dumps(content, indent=2) + "\n").encode())
+    except OSError as error:
+        raise CoterieError(f"Expected to write {path}, found: {error}") from error
 
 
 def save_hypotheses(folder: Path, task: str, run: str, hypotheses: Vector, layout: Layout) -> tuple[str, ...]:

@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from coterie.config import Assignment, Weighting
 from coterie.parameters import Layout, layout_of, to_vector
@@ -42,18 +41,15 @@ def problem_with(update: UpdateReply, hypotheses: Vector, assignment: Assignment
     return None
 
 
-def nearest(hypotheses: Vector, vectors: NDArray[np.floating]) -> NDArray[np.intp]:
-    """The index of the hypothesis nearest to each sanitized vector (m, n), in Euclidean distance: shape (m,).
+def nearest(hypotheses: Vector, vector: Vector) -> int:
+    """The index of the hypothesis nearest to a sanitized vector (n,), in Euclidean distance; ties to the lowest.
 
     The L2 Laplace density falls with distance, so nearest is most likely. This is the assignment step of k-means
     started from the current hypotheses; with the averaging step it makes one Lloyd iteration a round. It only
-    post-processes what was released. Ties go to the lowest index.
+    post-processes what was released.
     """
-    known = hypotheses.astype(np.float64)
-    # One hypothesis at a time: (m, k, n) at once would not fit for large models.
-    distances = np.stack([np.linalg.norm(vectors.astype(np.float64) - vector, axis=1) for vector in known])
-    chosen: NDArray[np.intp] = np.argmin(distances, axis=0)
-    return chosen
+    gaps = hypotheses - vector.astype(np.float64)
+    return int(np.argmin(np.einsum("kn,kn->k", gaps, gaps)))
 
 
 def average(
@@ -61,23 +57,25 @@ def average(
 ) -> Averaged:
     """θ_j ← the mean of the updates of cluster j; an empty cluster keeps its hypothesis (IFCA).
 
-    The mean is plain, or weighted by row counts. Sums are in float64. Updates must have passed ``problem_with``.
+    The mean is plain, or weighted by row counts. Sums are in float64, in the order of the updates, one at a time:
+    memory does not grow with their number. Updates must have passed ``problem_with``.
     """
-    k = len(hypotheses)
-    if not updates:
-        return Averaged(hypotheses, (0,) * k)
-    vectors = np.stack([update.vector for update in updates])
-    if assignment is Assignment.CLIENT:
-        clusters = np.array([update.hypothesis for update in updates])
-    else:
-        clusters = nearest(hypotheses, vectors)
-    weights = np.array([update.rows if weighting is Weighting.SAMPLES else 1 for update in updates], np.float64)
+    sums = np.zeros(hypotheses.shape)
+    weights = np.zeros(len(hypotheses))
+    counts = [0] * len(hypotheses)
+    for update in updates:
+        j = update.hypothesis if assignment is Assignment.CLIENT else None
+        if j is None:
+            j = nearest(hypotheses, update.vector)
+        weight = float(update.rows or 1) if weighting is Weighting.SAMPLES else 1.0
+        sums[j] += weight * update.vector.astype(np.float64)
+        weights[j] += weight
+        counts[j] += 1
     averaged = hypotheses.copy()
-    for j in range(k):
-        mine = clusters == j
-        if mine.any():
-            averaged[j] = np.average(vectors[mine].astype(np.float64), axis=0, weights=weights[mine])
-    return Averaged(averaged, tuple(int(count) for count in np.bincount(clusters, minlength=k)))
+    for j, weight in enumerate(weights):
+        if weight:
+            averaged[j] = sums[j] / weight
+    return Averaged(averaged, tuple(counts))
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from typing import Any
 
 import uvicorn
 
+from coterie.address import Address
 from coterie.errors import CoterieError
 
 HOLD_SECONDS = 15.0  # below the 30 s after which Flower's client gives a request up
@@ -27,26 +28,6 @@ LARGEST_REQUEST_BYTES = 64 * 2**20  # Flower cuts arrays into pieces of 5 MiB
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
 Event = MutableMapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Address:
-    """Where the server listens. Port 0 takes any free port."""
-
-    host: str
-    port: int
-
-    @classmethod
-    def parse(cls, text: str) -> "Address":
-        """``host:port`` or ``[IPv6]:port``. Raises ``CoterieError`` for anything else."""
-        host, colon, port = text.rpartition(":")
-        host = host.removeprefix("[").removesuffix("]")
-        if not (colon and host and port.isascii() and port.isdigit() and int(port) <= 65535):
-            raise CoterieError(f"Expected --listen as host:port, such as 127.0.0.1:9092, found {text!r}")
-        return cls(host, int(port))
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 @dataclass(frozen=True)

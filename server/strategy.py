@@ -10,7 +10,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from coterie.config import RunSettings
+from coterie.config import INTERRUPTED, RunSettings
 from coterie.flower import from_record, to_record
 from coterie.protocol import (
     Acknowledgement,
@@ -102,7 +102,7 @@ class KHypotheses(Strategy):
             began = time.monotonic()
             for number in range(1, self._settings.rounds + 1):
                 if not self._wait_for_trainers():
-                    stopped = "every client has spent its budget"
+                    stopped = "every client that is left has spent its budget"
                     break
                 arrays, record = self._one_round(grid, number, arrays)
                 rounds.append(record)
@@ -112,8 +112,13 @@ class KHypotheses(Strategy):
                 if best.is_over(self._settings.patience):
                     stopped = f"no better validation in {self._settings.patience} validations"
                     break
+            if rounds and rounds[-1].validation_loss is None and not best.is_over(self._settings.patience):
+                # Budgets ended the run between two validations: the last rounds were paid for, so look at them.
+                rounds[-1] = self._validate(grid, rounds[-1], arrays)
+                if self._validation is not None:
+                    best = best.observe(rounds[-1].round, self._validation, _unpack(arrays))
         except KeyboardInterrupt:
-            stopped = "interrupted"
+            stopped = INTERRUPTED
         seconds = time.monotonic() - began
         final = _unpack(arrays) if best.hypotheses is None else best.hypotheses
         held_out = sum(self._roster.validates(name) for name in self._known) if self._roster else 0
@@ -142,26 +147,34 @@ class KHypotheses(Strategy):
         requests = self.configure_train(number, arrays, config, grid)
         replies = grid.send_and_receive(requests, timeout=timeout)
         averaged, metrics = self.aggregate_train(number, replies)
-        questions = self.configure_evaluate(number, averaged, config, grid)
-        if questions:
-            self.aggregate_evaluate(number, grid.send_and_receive(questions, timeout=timeout))
         record = RoundRecord(
             round=number,
-            seconds=time.monotonic() - began,
+            seconds=0.0,
             sampled=len(requests),
             clients_per_hypothesis=tuple(int(metrics[name]) for name in metrics),  # type: ignore[arg-type]
+        )
+        if self._is_validation_due(number):
+            record = self._validate(grid, record, averaged)
+        return averaged, replace(
+            record,
+            seconds=time.monotonic() - began,
             refusals=dict(self._tally.refusals),
             failures=dict(self._tally.failures),
             dropped=dict(self._tally.dropped),
         )
-        if self._validation is not None:
-            record = replace(
-                record,
-                validation_loss=self._validation.loss,
-                metric=self._task.report(self._validation.score),
-                validators=self._validation.clients,
-            )
-        return averaged, record
+
+    def _validate(self, grid: Grid, record: RoundRecord, arrays: ArrayRecord) -> RoundRecord:
+        """The record with what the held-out clients tell, if any do."""
+        questions = self._validation_requests(record.round, arrays)
+        self.aggregate_evaluate(record.round, grid.send_and_receive(questions, timeout=self._settings.round_timeout))
+        if self._validation is None:
+            return record
+        return replace(
+            record,
+            validation_loss=self._validation.loss,
+            metric=self._task.report(self._validation.score),
+            validators=self._validation.clients,
+        )
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -207,9 +220,12 @@ class KHypotheses(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         """The hypotheses to every held-out client, every ``validate_every`` rounds and after the last."""
-        settings = self._settings
-        if server_round % settings.validate_every and server_round != settings.rounds:
-            return []
+        return self._validation_requests(server_round, arrays) if self._is_validation_due(server_round) else []
+
+    def _is_validation_due(self, server_round: int) -> bool:
+        return server_round % self._settings.validate_every == 0 or server_round == self._settings.rounds
+
+    def _validation_requests(self, server_round: int, arrays: ArrayRecord) -> list[Message]:
         message = HypothesesMessage(self._run, server_round, self._task.name, _unpack(arrays))
         return self._messages(message.to_fields(), self._online_validators(), "evaluate", server_round)
 
@@ -274,13 +290,13 @@ class KHypotheses(Strategy):
 
     def _wait_for_clients(self) -> None:
         settings, said = self._settings, -1
-        while (here := len(self._online())) < settings.min_clients:
+        while (here := len(online := self._online())) < settings.min_clients:
             if here != said:
                 self._log(f"waiting for {settings.min_clients} clients, {here} here")
                 said = here
             time.sleep(_POLL_SECONDS)
-        self._split(self._online().values())
-        trainers = len(self._online_trainers())
+        roster = self._split(online.values())
+        trainers = sum(not roster.validates(name) for name in online.values())
         self._log(f"{here} clients here: {trainers} train, {here - trainers} are held out for validation")
         if settings.clients_per_round > trainers:
             self._log(
@@ -289,11 +305,15 @@ class KHypotheses(Strategy):
             )
 
     def _wait_for_trainers(self) -> bool:
-        """Wait until a client that may train is online; False when none is left that may."""
-        said = False
+        """Wait until a client that may train is online; False when none is left that may.
+
+        Once some budgets are spent, those that have only gone away are waited for as long as a round takes at most.
+        """
+        said, began = False, time.monotonic()
         while not self._online_trainers():
             trainers = {name for name in self._known if not self._split(self._known).validates(name)}
-            if trainers and trainers <= self._exhausted:
+            late = time.monotonic() - began > self._settings.round_timeout
+            if self._exhausted and (trainers <= self._exhausted or late):
                 return False
             if not said:
                 self._log("no client that trains is online: waiting")

@@ -25,11 +25,12 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
 from flwr.superlink.main import create_app
 
+from coterie.address import Address
 from coterie.client.engine import _Connection, is_stale
 from coterie.client.keys import fingerprint, load_or_create_key
 from coterie.errors import CoterieError
 from coterie.server import port
-from coterie.server.engine import FLEET_CALLS, Address, EmbeddedGrid, superlink
+from coterie.server.engine import FLEET_CALLS, EmbeddedGrid, superlink
 
 CLIENT = Path(__file__).parent / "processes" / "client.py"
 PATIENCE = 60.0  # for a machine that is busy with other things
@@ -179,15 +180,15 @@ def test_a_port_in_use_and_a_foreign_host_are_one_line_errors() -> None:
 @pytest.mark.parametrize("text", ["", "9092", ":9092", "host", "host:", "host:x", "host:65536", "host:-1", "a:²"])
 def test_addresses_that_make_no_sense_are_refused(text: str) -> None:
     with pytest.raises(CoterieError, match="--listen"):
-        Address.parse(text)
+        Address.parse(text, option="--listen")
     with pytest.raises(CoterieError, match="--server"):
         _Connection(text, None, retry_for=1, log=print)  # type: ignore[arg-type]
 
 
 def test_addresses_are_read_and_written() -> None:
-    assert str(Address.parse("[::1]:80")) == "[::1]:80"
-    assert Address.parse("[::1]:80") == Address("::1", 80)
-    assert Address.parse("localhost:0") == Address("localhost", 0)
+    assert str(Address.parse("[::1]:80", option="--listen")) == "[::1]:80"
+    assert Address.parse("[::1]:80", option="--listen") == Address("::1", 80)
+    assert Address.parse("localhost:0", option="--listen") == Address("localhost", 0)
 
 
 def test_a_client_waits_for_its_server_and_comes_back_to_a_restarted_one(start: Callable[..., Client]) -> None:

@@ -14,8 +14,9 @@ import pytest
 import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 
+from coterie.address import Address
 from coterie.client.fleet import run_fleet
-from coterie.server.engine import Address, superlink
+from coterie.server.engine import superlink
 
 FLEET = Path(__file__).parent / "processes" / "fleet.py"
 PATIENCE = 60.0

@@ -8,8 +8,9 @@ from contextlib import contextmanager
 import httpx
 import pytest
 
+from coterie.address import Address
 from coterie.server import port as module
-from coterie.server.port import Address, Answer, Port, RawHeaders, bind, serving
+from coterie.server.port import Answer, Port, RawHeaders, bind, serving
 
 PATIENCE = 60.0
 

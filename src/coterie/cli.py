@@ -2,23 +2,26 @@
 
 import typer
 
-from coterie.commands.account import account, calibrate
-from coterie.commands.data import app as data
-from coterie.commands.ledger import ledger
-from coterie.commands.predict import predict
 from coterie.terminal import run
 
-application = typer.Typer(
-    add_completion=False,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    help="Personalized federated learning with d-privacy: ledgers, prices, data and predictions.",
-)
-application.command()(ledger)
-application.command()(predict)
-application.command()(account)
-application.command()(calibrate)
-application.add_typer(data, name="data")
+
+def application() -> typer.Typer:
+    """The commands. Imported here, not above, so that Ctrl-C meets ``run`` also while they load."""
+    from coterie.commands.account import account, calibrate
+    from coterie.commands.data import app as data
+    from coterie.commands.ledger import ledger
+    from coterie.commands.predict import predict
+
+    commands = typer.Typer(
+        add_completion=False,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        help="Personalized federated learning with d-privacy: ledgers, prices, data and predictions.",
+    )
+    for command in (ledger, predict, account, calibrate):
+        commands.command()(command)
+    commands.add_typer(data, name="data")
+    return commands
 
 
 def main() -> None:

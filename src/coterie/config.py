@@ -12,9 +12,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from coterie.errors import CoterieError
 from coterie.mechanisms.events import Neighbourhood
 
-PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-PositiveInt = Annotated[int, Field(ge=1)]
-Fraction = Annotated[float, Field(ge=0, lt=1)]
+INTERRUPTED = "interrupted"  # why a run stopped: Ctrl-C or SIGTERM
+
+# Strict: a file's `true` is no number.
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
+PositiveInt = Annotated[int, Field(ge=1, strict=True)]
+Count = Annotated[int, Field(ge=0, strict=True)]
+Fraction = Annotated[float, Field(ge=0, lt=1, strict=True)]
 
 
 class Assignment(StrEnum):
@@ -65,8 +69,8 @@ class RunSettings(_Settings):
     out: Path = Path("runs/latest")
     validation_fraction: Fraction = 0.2
     validate_every: PositiveInt = 5
-    patience: Annotated[int, Field(ge=0)] = 0
-    seed: int = 0
+    patience: Count = 0
+    seed: Annotated[int, Field(strict=True)] = 0
     epochs: PositiveInt | None = None
     step_size: PositiveFloat | None = None
     batch_size: PositiveInt | None = None
@@ -93,7 +97,7 @@ class ClientSettings(_Settings):
     strict: bool = False
     noise_multiplier: PositiveFloat
     budget: PositiveFloat
-    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    delta: Annotated[float, Field(gt=0, lt=1, strict=True)] = 1e-5
     neighbourhood: Neighbourhood = Neighbourhood.FIXED
     granularity: Granularity = Granularity.LAYER
     clipping_norm: PositiveFloat | None = None
@@ -103,7 +107,7 @@ class ClientSettings(_Settings):
     selection_loss_bound: PositiveFloat | None = None
     validation: bool = True
     share_sample_count: bool = False
-    fine_tune: Annotated[int, Field(ge=0)] = 0
+    fine_tune: Count = 0
     retry_for: PositiveFloat = 600.0
 
     @model_validator(mode="after")

@@ -62,6 +62,8 @@ def layout_of(module: nn.Module) -> Layout:
     layers: list[Layer] = []
     start = 0
     for name, parameter in module.named_parameters():
+        if not parameter.requires_grad:
+            raise CoterieError(f"Expected every parameter to be trained, found {name!r} frozen: make it a constant")
         stop = start + parameter.numel()
         entries.append(Entry(name, tuple(parameter.shape), start, stop))
         layer = name.rpartition(".")[0] or name

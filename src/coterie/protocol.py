@@ -17,6 +17,7 @@ from coterie.mechanisms.events import Neighbourhood
 from coterie.tasks import TrainingSettings
 
 Vector = NDArray[np.float32]
+_LONGEST = 1000
 _MOST = 2**31 - 1  # no count in a message has a use for more, and every database and C library holds it
 Scalar = bool | int | float | str
 
@@ -201,7 +202,7 @@ def parse_reply(fields: Fields) -> Reply:
         case "acknowledgement":
             return Acknowledgement()
         case "refusal":
-            return Refusal(printable(take.text("reason")), exhausted=take.boolean("exhausted"))
+            return Refusal(take.shortened("reason"), exhausted=take.boolean("exhausted"))
         case kind:
             raise MalformedMessage(f"Expected a known kind of reply, found {kind!r}")
 
@@ -230,7 +231,7 @@ class _Reader:
 
     def _value(self, name: str) -> Scalar:
         if name not in self._scalars:
-            raise MalformedMessage(f"Expected field {name!r}, found {sorted(self._scalars)}")
+            raise MalformedMessage(f"Expected field {name!r}, found {printable(str(sorted(self._scalars)))}")
         return self._scalars[name]
 
     def _fail(self, name: str, expected: str) -> MalformedMessage:
@@ -238,9 +239,15 @@ class _Reader:
 
     def text(self, name: str) -> str:
         value = self._value(name)
-        if not isinstance(value, str) or not value:
-            raise self._fail(name, "text")
+        if not isinstance(value, str) or not 0 < len(value) <= _LONGEST:
+            raise self._fail(name, f"a text of 1 to {_LONGEST} characters")
         return value
+
+    def shortened(self, name: str) -> str:
+        value = self._value(name)
+        if not isinstance(value, str):
+            raise self._fail(name, "text")
+        return printable(value)
 
     def boolean(self, name: str) -> bool:
         value = self._value(name)

@@ -278,7 +278,7 @@ def test_the_card_has_the_ledgers_totals(open_holder: Holder, train_request: Req
     assert card["releases"] == 2
     assert card["pure_epsilon"] == pytest.approx(26 / 3)
     assert card["neighbourhoods"] == ["relative"]
-    assert card["unprotected_disclosures"] == 1
+    assert card["validations_told"] == 1
 
 
 def test_fine_tuning_costs_nothing_and_is_in_the_file(

@@ -9,11 +9,12 @@ from pathlib import Path
 
 from flwr.app import Message
 
+from coterie.address import Address
 from coterie.client.ledger import LEDGER_FILE, Ledger
 from coterie.config import Assignment, Weighting
 from coterie.flower import from_record, to_record
 from coterie.protocol import PrivacyProposal, TrainRequest, UpdateReply, parse_reply
-from coterie.server.engine import Address, EmbeddedGrid, superlink
+from coterie.server.engine import EmbeddedGrid, superlink
 from coterie.server.hypotheses import initial_hypotheses
 from coterie.tasks import load_task
 from tests.federation.conftest import PATIENCE

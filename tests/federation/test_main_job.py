@@ -90,9 +90,9 @@ def test_a_second_run_on_the_same_data_goes_on_from_the_same_total_until_the_bud
         fleet.communicate(timeout=PATIENCE)
         assert (server.returncode, fleet.returncode) == (0, 0), said
     summary = json.loads((tmp_path / "out1/summary.json").read_text())
-    assert summary["stopped"] == "every client has spent its budget"
+    assert summary["stopped"] == "every client that is left has spent its budget"
     assert summary["refusals"] == {"budget 3 would be passed": 3}
-    assert summary["validation_loss"] is None
+    assert summary["validation_loss"] is None  # nobody was held out
     for row in ledgers(run, tmp_path / "state"):
         assert (row["releases"], row["pure_epsilon"], row["left"], row["runs"]) == (3, 3.0, 0.0, 2)
 

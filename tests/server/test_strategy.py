@@ -209,7 +209,7 @@ def test_the_run_ends_when_every_budget_is_spent(scripted_grid: Any, tiny_task: 
         lambda m: Refusal("spent", exhausted=True) if m.metadata.message_type == "train" else ValidationReply(1.0, 1.0)
     )
     outcome = Run(run, tiny_task).train(grid)
-    assert outcome.stopped == "every client has spent its budget"
+    assert outcome.stopped == "every client that is left has spent its budget"
     asked = [message.metadata.dst_node_id for message in grid.sent("train")]
     assert sorted(asked) == sorted(roles(run)[0])  # each once, in 3 rounds of at most 3
     assert len(outcome.rounds) == 3
