@@ -11,7 +11,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from email.utils import parsedate_to_datetime
 from typing import TypeVar
 
 import httpx
@@ -45,11 +44,11 @@ from flwr.supercore.inflatable.inflatable_object import (
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.logger import FLOWER_LOGGER
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
-from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from coterie.address import Address
+from coterie.client.clock import ServerClock
 from coterie.client.outage import Outage
 from coterie.errors import CoterieError
 from coterie.terminal import terminable
@@ -149,21 +148,6 @@ class _WithdrawnError(Exception):
     """The server has taken a message back, or its run is over."""
 
 
-class _Clock:
-    """HTTP interceptor that notes how far the server's clock is ahead of this one."""
-
-    def __init__(self) -> None:
-        self.server_ahead = 0.0
-
-    def intercept(self, context: ProtobufRequestContext, call_next: ProtobufCall) -> httpx.Response:
-        """Pass the call on and read the answer's Date (whole seconds)."""
-        response = call_next(context)
-        with contextlib.suppress(KeyError, ValueError):
-            date = parsedate_to_datetime(response.headers["date"]).timestamp()
-            self.server_ahead = date + 0.5 - time.time()
-        return response
-
-
 class _Connection:
     """What the server knows this client by, and how calls to it are repeated."""
 
@@ -174,7 +158,7 @@ class _Connection:
         self._key = key
         self._retry_for = retry_for
         self._log = log
-        self._clock = _Clock()
+        self._clock = ServerClock()
         self._client = self._new_client(timeout=30.0)
         self._node_id: int | None = None
         self._seen: OrderedDict[str, None] = OrderedDict()

@@ -37,7 +37,7 @@ def ledger(
     if as_json:
         print(json.dumps(rows, indent=2))
         return
-    table = Table(title="Privacy ledgers", box=box.SIMPLE)
+    table = Table(title="Privacy ledgers", box=box.SIMPLE, padding=(0, 0, 0, 1), pad_edge=False)
     table.add_column(_COLUMNS["client"], overflow="fold", min_width=18)
     for title in list(_COLUMNS.values())[1:]:
         table.add_column(title, justify="right", no_wrap=True)
