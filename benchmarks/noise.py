@@ -92,7 +92,7 @@ def peers(n: int) -> list[Row]:
         try:
             rows += library()
         except ImportError as error:
-            print(f"left out: {error}")
+            print(f"left out: {str(error).partition(' (')[0]}")
     return rows
 
 
