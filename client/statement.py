@@ -35,11 +35,18 @@ def _update(policy: PrivacyPolicy) -> Iterator[str]:
 
 def _budget(settings: ClientSettings, policy: PrivacyPolicy) -> Iterator[str]:
     each = policy.release_loss + (settings.selection_epsilon or 0.0)
+    releases = f"{settings.budget / each * (1 + 1e-12) // 1:.12g}"
     yield (
         f"Budget: the sum of these costs over all releases on this data, in this and in earlier runs, stays at or "
-        f"below {settings.budget:g} (at least {settings.budget / each * (1 + 1e-12) // 1:.12g} releases from an empty "
-        f"ledger); after that rounds are refused. A server may only ask for more noise, never for less."
+        f"below {settings.budget:g} (at least {releases} releases from an empty ledger); after that rounds are "
+        f"refused. A server may only ask for more noise, never for less."
     )
+    if policy.neighbourhood is Neighbourhood.FIXED and releases != "0":
+        layers = ",".join(map(str, policy.sizes))
+        yield (
+            f"The (ε, δ) price of that many updates: coterie account --layers {layers} "
+            f"--noise-multiplier {policy.noise_multiplier:g} --rounds {releases} --delta {settings.delta:g}"
+        )
 
 
 def _uncovered(settings: ClientSettings) -> Iterator[str]:
