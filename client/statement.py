@@ -18,7 +18,8 @@ def _update(policy: PrivacyPolicy) -> Iterator[str]:
         yield (
             f"RELATIVE neighbourhood: noise is scaled by the update itself, ε = n/(ν‖δ‖) with ν = {nu:g}. This is "
             f"the paper's heuristic and NOT a formal guarantee: the length of what is sent shows the length of the "
-            f"update. The ledger charges n/ν = {n}/{nu:g} = {cost:.4g} a release, as the paper does."
+            f"update. An update shorter than {policy.relative_floor:g} of the clipping norm gets the noise of one that "
+            f"long. The ledger charges n/ν = {n}/{nu:g} = {cost:.4g} a release, as the paper does."
         )
         return
     layers = ", ".join(

@@ -33,6 +33,7 @@ def test_a_relative_release_is_called_no_guarantee() -> None:
     text = told(neighbourhood="relative")
     assert "RELATIVE" in text
     assert "NOT a formal guarantee" in text
+    assert "shorter than 0.001 of the clipping norm" in text  # the floor that a zero update is noised by
     assert "within C" not in text  # the fixed mode's promise
 
 
