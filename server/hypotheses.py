@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from coterie.config import Assignment, Weighting
+from coterie.config import Assignment, Start, Weighting
 from coterie.parameters import Layout, layout_of, to_vector
 from coterie.protocol import UpdateReply, ValidationReply, Vector
 from coterie.rng import seeded
+from coterie.server.reseeding import starting
 from coterie.tasks import Task
 
 
@@ -21,10 +22,14 @@ class Averaged:
     counts: tuple[int, ...]  # (k,)
 
 
-def initial_hypotheses(task: Task, count: int, seed: int) -> tuple[Vector, Layout]:
-    """``count`` independent draws of the task's initial model, shape (k, n), and their layout."""
-    drawn = [task.initialise(seeded(seed, "hypothesis", j)) for j in range(count)]
-    return np.stack([to_vector(module) for module in drawn]), layout_of(drawn[0])
+def initial_hypotheses(task: Task, count: int, seed: int, start: Start = Start.INDEPENDENT) -> tuple[Vector, Layout]:
+    """The ``count`` hypotheses of round 1, shape (k, n), and their layout: see ``starting``."""
+
+    def draw(j: int) -> Vector:
+        return to_vector(task.initialise(seeded(seed, "hypothesis", j)))
+
+    hypotheses = starting(draw, count, start, rng=seeded(seed, "start"))
+    return hypotheses, layout_of(task.build())
 
 
 def problem_with(update: UpdateReply, hypotheses: Vector, assignment: Assignment, weighting: Weighting) -> str | None:

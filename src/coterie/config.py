@@ -35,6 +35,21 @@ class Weighting(StrEnum):
     SAMPLES = "samples"
 
 
+class Reseed(StrEnum):
+    """Whether a hypothesis that nobody chooses gets a second chance; off is the published algorithm."""
+
+    ON = "on"
+    OFF = "off"
+
+
+class Start(StrEnum):
+    """Where the k hypotheses start: at independent draws, all at one draw, or at draws that lie far apart."""
+
+    INDEPENDENT = "independent"
+    SHARED = "shared"
+    SPREAD = "spread"
+
+
 class Granularity(StrEnum):
     """What is clipped and noised as one vector: each layer, or the whole update."""
 
@@ -66,6 +81,9 @@ class RunSettings(_Settings):
     round_timeout: PositiveFloat = 120.0
     assignment: Assignment = Assignment.CLIENT
     weighting: Weighting = Weighting.EQUAL
+    start: Start = Start.INDEPENDENT
+    reseed: Reseed = Reseed.ON
+    reseed_after: PositiveInt = 5
     out: Path = Path("runs/latest")
     validation_fraction: Fraction = 0.2
     validate_every: PositiveInt = 5
