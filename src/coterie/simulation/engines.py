@@ -1,0 +1,206 @@
+"""What a round asks of the clients, and the engine that does it for all of them in one tensor."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from coterie.parameters import Layout
+from coterie.simulation.programs import Programs
+from coterie.simulation.rows import Counts, Rows
+from coterie.tasks import Task, TrainingSettings
+
+Floats = NDArray[np.float64]
+Vectors = NDArray[np.float32]
+Epoch = int
+# The order of one epoch: for each client of (S, U), a permutation of its row numbers and then anything, (S, U, most).
+Orders = Callable[[Epoch], NDArray[np.int64]]
+
+_ROWS_AT_ONCE = 128  # of one client in an evaluation
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """k hypotheses on held-out clients (S, V): mean losses and scores over all rows and over halves, (S, V, k).
+
+    A client's first half is its first ⌊rows/2⌋ rows in a fixed shuffled order. With a single row the first half is
+    empty, and what is said of halves is NaN.
+    """
+
+    losses: Floats
+    scores: Floats
+    first_half_losses: Floats
+    second_half_scores: Floats
+
+
+class Engine(Protocol):
+    """How the clients' work is done. ``hypotheses`` is (S, k, n): S runs side by side, k hypotheses each."""
+
+    def losses(self, hypotheses: Vectors, clients: Counts) -> Floats:
+        """The mean loss of each hypothesis on the rows of each of ``clients`` (S, U); (S, U, k)."""
+
+    def choose_and_train(
+        self, hypotheses: Vectors, clients: Counts, orders: Sequence[np.random.Generator]
+    ) -> tuple[Counts, Vectors]:
+        """Each client's hypothesis (S, U), and what it trained from it (S, U, n); one order of rows a run."""
+
+    def judge(self, hypotheses: Vectors, clients: Counts, halves: Sequence[np.random.Generator]) -> Judgement:
+        """The hypotheses on held-out clients (S, V); ``halves`` deals each run's rows to halves."""
+
+
+def best_hypotheses(losses: Floats) -> Counts:
+    """``client.selection.best_hypothesis`` over the last axis: (…, k) → (…)."""
+    found: Counts = np.argmin(np.where(np.isfinite(losses), losses, np.inf), axis=-1)
+    return found
+
+
+class BatchedEngine:
+    """All sampled clients of all runs in one tensor of shape (S·U, n)."""
+
+    def __init__(self, task: Task, model: nn.Module, layout: Layout, rows: Rows, training: TrainingSettings) -> None:
+        """``model`` gives the structure of the task's model."""
+        self._programs = Programs(task, model, layout)
+        self._rows = rows
+        self._training = training
+        self._most = int(rows.counts.max())
+
+    def losses(self, hypotheses: Vectors, clients: Counts) -> Floats:
+        """See ``Engine.losses``."""
+        (found,) = self._means(hypotheses, clients, lambda *block: (self._programs.losses(*block),))
+        return found
+
+    def choose_and_train(
+        self, hypotheses: Vectors, clients: Counts, orders: Sequence[np.random.Generator]
+    ) -> tuple[Counts, Vectors]:
+        """See ``Engine.choose_and_train``."""
+        chosen = best_hypotheses(self.losses(hypotheses, clients))
+        starts = hypotheses[np.arange(len(hypotheses))[:, None], chosen]
+        return chosen, self.train(starts, clients, lambda _: self._draw_orders(clients, orders))
+
+    def train(self, starts: Vectors, clients: Counts, orders: Orders) -> Vectors:
+        """``client.training.train`` for every client of (S, U), each from its own start (S, U, n)."""
+        settings = self._training
+        vectors = torch.from_numpy(starts.reshape(-1, starts.shape[-1]).copy())
+        flat = clients.reshape(-1)
+        if self._most <= settings.batch_size:
+            # One batch of all rows, whose order changes nothing but the last bits of a sum.
+            places, real = self._rows.block(flat, 0, self._most)
+            inputs, targets = self._rows.at(places)
+            weights = self._weights(real)
+            for _ in range(settings.epochs):
+                gradients = self._programs.gradients(vectors, inputs, targets, weights)
+                vectors.sub_(gradients, alpha=settings.step_size)
+        else:
+            # The clients with the most rows first: those that still have a batch are then a prefix.
+            by_rows = np.argsort(-self._rows.counts[flat], kind="stable")
+            vectors = vectors[torch.from_numpy(by_rows)]
+            for epoch in range(settings.epochs):
+                order = orders(epoch)
+                order = order.reshape(-1, order.shape[-1])[by_rows]
+                self._epoch(vectors, flat[by_rows], order)
+            vectors = vectors[torch.from_numpy(np.argsort(by_rows))]
+        return vectors.numpy().reshape(starts.shape)
+
+    def judge(self, hypotheses: Vectors, clients: Counts, halves: Sequence[np.random.Generator]) -> Judgement:
+        """See ``Engine.judge``."""
+        in_first = self._first_halves(clients, halves)
+        losses, scores, first, second = self._means(hypotheses, clients, self._programs.losses_and_scores, in_first)
+        return Judgement(losses, scores, first, second)
+
+    def _epoch(self, vectors: Tensor, flat: Counts, order: NDArray[np.int64]) -> None:
+        size, counts = self._training.batch_size, self._rows.counts[flat]
+        for first in range(0, int(counts[0]), size):
+            active = _rounded_up(int((counts > first).sum()), len(flat))
+            within = np.arange(first, first + size)
+            real = within < counts[:active, None]
+            # Padding repeats the batch's own first row: with a weight of 0 it changes nothing, and it is finite if
+            # the batch is.
+            within = np.where(real, within, np.where(real[:, :1], first, 0))
+            within = np.take_along_axis(order[:active], within, axis=1)
+            inputs, targets = self._rows.at(self._rows.starts[flat[:active], None] + within)
+            gradients = self._programs.gradients(vectors[:active], inputs, targets, self._weights(real))
+            if not real[:, 0].all():
+                gradients = torch.where(torch.from_numpy(real[:, :1]), gradients, 0.0)
+            vectors[:active].sub_(gradients, alpha=self._training.step_size)
+
+    def _weights(self, real: NDArray[np.bool_]) -> Tensor:
+        weights = real / np.maximum(real.sum(axis=1, keepdims=True), 1)
+        return torch.from_numpy(weights).to(self._rows.inputs.dtype)
+
+    def _draw_orders(self, clients: Counts, orders: Sequence[np.random.Generator]) -> NDArray[np.int64]:
+        """A random permutation of each client's rows, then its padding: the rows' places by a random key."""
+        width = int(self._rows.counts[clients].max())
+        drawn = np.tile(np.arange(width), (*clients.shape, 1))
+        for run, (own, rng) in enumerate(zip(clients, orders, strict=True)):
+            counts = self._rows.counts[own]
+            most = int(counts.max())  # by the run's own clients: what a run draws does not depend on its neighbours
+            keys = rng.random((len(own), most))
+            keys[np.arange(most) >= counts[:, None]] = 2.0
+            drawn[run, :, :most] = np.argsort(keys, axis=1)
+        return drawn
+
+    def _first_halves(self, clients: Counts, halves: Sequence[np.random.Generator]) -> NDArray[np.bool_]:
+        """Which row numbers of each client are in its first half, (S, V, most)."""
+        order = self._draw_orders(clients, halves)
+        ranks = np.argsort(order, axis=-1)
+        return ranks < (self._rows.counts[clients] // 2)[..., None]
+
+    def _means(
+        self,
+        hypotheses: Vectors,
+        clients: Counts,
+        program: Callable[..., Sequence[Tensor]],
+        in_first: NDArray[np.bool_] | None = None,
+    ) -> list[Floats]:
+        """Means (S, V, k) over each client's rows of what ``program`` gives, and over halves if there are any:
+        of the first result over the first half and of the last over the second.
+        """
+        stacks, sampled = clients.shape
+        by_rows = np.argsort(-self._rows.counts[clients], axis=1, kind="stable")
+        clients = np.take_along_axis(clients, by_rows, axis=1)
+        counts, most = self._rows.counts[clients], int(self._rows.counts[clients].max())
+        if in_first is not None:
+            in_first = np.take_along_axis(in_first, by_rows[..., None], axis=1)
+        sums: list[Floats] = []
+        width = min(self._most, _ROWS_AT_ONCE)
+        stacked = torch.from_numpy(hypotheses)
+        for first in range(0, most, width):
+            active = _rounded_up(int((counts > first).sum(axis=1).max()), sampled)
+            places, real = self._rows.block(clients[:, :active], first, width)
+            inputs, targets = self._rows.at(places.reshape(stacks, -1))
+            results = [
+                result.double().numpy().reshape(stacks, -1, active, width)  # (S, k, active, width)
+                for result in program(stacked, inputs, targets)
+            ]
+            masks = [real] * len(results)
+            if in_first is not None:
+                half = np.zeros_like(real)
+                own = in_first[:, :active, first : first + width]
+                half[..., : own.shape[-1]] = own
+                results += [results[0], results[-1]]
+                masks += [real & half, real & ~half]
+            if not sums:
+                sums = [np.zeros((stacks, sampled, result.shape[1])) for result in results]
+            for total, result, mask in zip(sums, results, masks, strict=True):
+                total[:, :active] += np.where(mask[:, None], result, 0.0).sum(axis=-1).transpose(0, 2, 1)
+        divisors = [counts] * len(sums)
+        if in_first is not None:
+            # With a single row the first half is empty and both halves' means are NaN.
+            single = counts < 2
+            divisors[-2:] = [np.where(single, 0, counts // 2), np.where(single, 0, counts - counts // 2)]
+        back = np.argsort(by_rows, axis=1)[..., None]
+        with np.errstate(invalid="ignore", divide="ignore"):
+            means = [total / divisor[..., None] for total, divisor in zip(sums, divisors, strict=True)]
+        if in_first is not None:
+            for mean in means[-2:]:
+                mean[single] = np.nan
+        return [np.take_along_axis(mean, back, axis=1) for mean in means]
+
+
+def _rounded_up(active: int, most: int) -> int:
+    """The next power of two, at most ``most``: each new shape is recorded anew, which takes far longer than to run."""
+    return min(most, 1 << (active - 1).bit_length())

@@ -1,0 +1,72 @@
+"""What a simulated run ends with."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.simulation.privacy import SimulatedPrice
+from coterie.simulation.settings import SimulatedRun
+
+
+@dataclass(frozen=True)
+class ValidationRecord:
+    """One validation: its round, the mean least loss of the held-out clients, and the task's figure."""
+
+    round: int
+    loss: float
+    metric: float
+
+
+@dataclass(frozen=True)
+class SimulatedResult:
+    """One run's end.
+
+    ``hypotheses`` (k, n) are those of the best validation, or the last ones when nobody is held out. ``metric`` is
+    the paper's: each held-out client is scored by the hypothesis that fits best the very rows it is scored on.
+    ``honest_metric`` chooses on half of a client's rows and scores on the other half; ``honest_left_out`` clients
+    have a single row and take no part in it. Both are None when nobody is held out. ``clients_per_hypothesis``
+    counts, over all clients, trained and held out, who takes which of the ``hypotheses``; ``collapsed`` says that
+    k > 1 and one of them is taken by everybody. ``participations`` (N,) counts each client's releases.
+    """
+
+    run: SimulatedRun
+    metric_name: str
+    metric: float | None
+    honest_metric: float | None
+    honest_left_out: int
+    clients_per_hypothesis: tuple[int, ...]
+    collapsed: bool
+    rounds: int
+    best_round: int
+    price: SimulatedPrice | None
+    history: tuple[ValidationRecord, ...]
+    hypotheses: NDArray[np.float32]
+    participations: NDArray[np.int32]
+
+    def summary(self) -> dict[str, Any]:
+        """What ``coterie simulate --json`` prints; null stands for a number that is not finite, or not there."""
+        return {
+            "seed": self.run.seed,
+            "metric": _finite(self.metric),
+            "honest_metric": _finite(self.honest_metric),
+            "honest_left_out": self.honest_left_out,
+            "metric_name": self.metric_name,
+            "clients_per_hypothesis": list(self.clients_per_hypothesis),
+            "collapsed": self.collapsed,
+            "rounds": self.rounds,
+            "best_round": self.best_round,
+            "price": None if self.price is None else {k: _finite(v) for k, v in asdict(self.price).items()},
+        }
+
+
+def is_collapsed(clients_per_hypothesis: Sequence[int]) -> bool:
+    """Whether there are several hypotheses and everybody takes the same one."""
+    return len(clients_per_hypothesis) > 1 and max(clients_per_hypothesis) == sum(clients_per_hypothesis)
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

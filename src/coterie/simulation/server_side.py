@@ -1,0 +1,92 @@
+"""The server's part of a round, for S runs at once, on ``server``'s own functions or twins of them."""
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from coterie.errors import CoterieError
+from coterie.server.hypotheses import Validation
+from coterie.server.roster import Roster, position
+from coterie.simulation.engines import Floats, Judgement, Vectors, best_hypotheses
+from coterie.simulation.rows import Counts
+from coterie.simulation.settings import SimulatedRun
+
+# What is done to one run's hypotheses (k, n) after averaging, from how many updates each had (k,), a state of its own
+# (None in the first round) and a generator: the hypotheses and the next state.
+AfterAveraging = Callable[[Vectors, tuple[int, ...], Any, np.random.Generator], tuple[Vectors, Any]]
+
+
+class Sampler:
+    """``Roster``'s split and samples, with the order that it sorts anew each round kept."""
+
+    def __init__(self, names: Sequence[str], run: SimulatedRun) -> None:
+        """Raises ``CoterieError`` when fewer clients train than a round takes."""
+        roster = Roster.split(names, run.validation_fraction, run.seed)
+        places = np.array([position(name, run.seed) for name in names])
+        in_order = np.argsort(places, kind="stable")
+        held_out = places[in_order] < roster.threshold
+        self.held_out: Counts = in_order[held_out]
+        self._trainers: Counts = in_order[~held_out]
+        self._run = run
+        if run.clients_per_round > len(self._trainers):
+            raise CoterieError(
+                f"Expected --clients-per-round to be at most {len(self._trainers)}, the clients that train of "
+                f"{len(names)}, found {run.clients_per_round}"
+            )
+
+    def sample(self, round_number: int) -> Counts:
+        """The clients of a round (U,), as ``Roster.sample`` takes them."""
+        chooser = random.Random(f"{self._run.seed}/{round_number}")
+        return self._trainers[chooser.sample(range(len(self._trainers)), self._run.clients_per_round)]
+
+
+def average_all(hypotheses: Vectors, chosen: Counts, vectors: Vectors) -> tuple[Vectors, Counts]:
+    """``server.hypotheses.average`` of S runs, assignment by the client and equal weights, and the counts (S, k).
+
+    ``hypotheses`` (S, k, n), each client's choice (S, U) and what it sent (S, U, n). Sums in float64 in the order of
+    the clients.
+    """
+    runs, k, n = hypotheses.shape
+    cluster = (chosen + k * np.arange(runs)[:, None]).reshape(-1)
+    sums = torch.zeros((runs * k, n), dtype=torch.float64)
+    sums.index_add_(0, torch.from_numpy(cluster), torch.from_numpy(vectors.reshape(-1, n)).double())
+    counts: Counts = np.bincount(cluster, minlength=runs * k)
+    taken = counts > 0
+    averaged = hypotheses.reshape(-1, n).copy()
+    averaged[taken] = sums.numpy()[taken] / counts[taken, None]
+    return averaged.reshape(hypotheses.shape), counts.reshape(runs, k)
+
+
+def told(values: Floats) -> NDArray[np.float64]:
+    """A loss or score as ``client.sanitize`` tells it: in float32, and what is not finite as float32's largest."""
+    limit = float(np.finfo(np.float32).max)
+    return np.clip(np.nan_to_num(values, nan=limit), -limit, limit).astype(np.float32).astype(np.float64)
+
+
+def validations(judgement: Judgement) -> list[Validation]:
+    """``server.hypotheses.mean_validation`` of each run's held-out clients, every one by its best hypothesis."""
+    best = best_hypotheses(judgement.losses)[..., None]
+    losses = told(np.take_along_axis(judgement.losses, best, axis=-1)[..., 0])
+    scores = told(np.take_along_axis(judgement.scores, best, axis=-1)[..., 0])
+    return [
+        Validation(float(loss.mean()), float(score.mean()), len(loss))
+        for loss, score in zip(losses, scores, strict=True)
+    ]
+
+
+def honest_scores(judgement: Judgement) -> list[tuple[float | None, int]]:
+    """Each run's mean score on second halves, chosen by the loss on first halves, and how many clients it leaves out.
+
+    None when nobody has two rows.
+    """
+    found: list[tuple[float | None, int]] = []
+    for losses, scores in zip(judgement.first_half_losses, judgement.second_half_scores, strict=True):
+        halved = ~np.isnan(scores).all(axis=-1)
+        best = best_hypotheses(losses[halved])[:, None]
+        chosen = told(np.take_along_axis(scores[halved], best, axis=-1)[:, 0])
+        found.append((float(chosen.mean()) if chosen.size else None, int((~halved).sum())))
+    return found

@@ -1,0 +1,297 @@
+"""Whole simulated runs against the deployed client's and server's functions, fed the same draws."""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from coterie.client.assembly import data_holder
+from coterie.client.participation import Draws, answer_train, answer_validation
+from coterie.config import Assignment, ClientSettings, Weighting
+from coterie.errors import CoterieError
+from coterie.mechanisms.events import Neighbourhood
+from coterie.protocol import HypothesesMessage, PrivacyProposal, TrainRequest, UpdateReply, ValidationReply, Vector
+from coterie.rng import seeded
+from coterie.server.hypotheses import average, initial_hypotheses, mean_validation
+from coterie.server.roster import Roster
+from coterie.simulation import SimulatedRun, simulate
+from coterie.simulation.engines import BatchedEngine
+from coterie.simulation.rows import Rows
+from coterie.simulation.sanitizing import draw
+from coterie.simulation.server_side import Sampler, average_all
+from coterie.tasks import ClientData, Task
+from tests.simulation.conftest import RAGGED, ReplayedNoise, ReplayedOrder
+
+K, SAMPLED, ROUNDS = 3, 6, 2
+
+
+class DeployedRounds:
+    """The rounds of one run by the deployed functions: a data holder with a ledger each, and the server's average."""
+
+    def __init__(self, run: SimulatedRun, task: Task, clients: list[ClientData], state: Path) -> None:
+        self.run, self.task, self.state = run, task, state
+        self.clients = {client.name: client for client in clients}
+        self.roster = Roster.split(self.clients, run.validation_fraction, run.seed)
+        self.trainers = [name for name in self.clients if not self.roster.validates(name)]
+        self.hypotheses, layout = initial_hypotheses(task, run.hypotheses, run.seed)
+        self.sizes = [layer.size for layer in layout.layers]
+        self.noise = seeded(run.seed, "simulation", "noise")
+        self.order = seeded(run.seed, "simulation", "order")
+        self.draws: dict[str, Draws] = {}
+
+    def play(self) -> tuple[Vector, ValidationReply | None, int]:
+        """The hypotheses after all rounds, the validation's mean, and how many updates were sent."""
+        with ExitStack() as stack:
+            settings = ClientSettings(
+                task=self.task.name,
+                state=self.state,
+                noise_multiplier=self.run.noise_multiplier,
+                budget=1e9,
+                neighbourhood=self.run.neighbourhood,
+                clipping_norm=self.run.clipping_norm,
+            )
+            holders = {
+                name: stack.enter_context(
+                    data_holder(
+                        settings.model_copy(update={"state": self.state / name}),
+                        self.task,
+                        data,
+                        lambda _, name=name: self.draws.get(name, Draws(seeded(0), seeded(0))),
+                    )
+                )
+                for name, data in self.clients.items()
+            }
+            sent = 0
+            for number in range(1, self.run.rounds + 1):
+                names = self.roster.sample(self.trainers, self.run.clients_per_round, number)
+                self._prepare(names)
+                request = TrainRequest(
+                    *("any", number, self.task.name, self.hypotheses, Assignment.CLIENT, Weighting.EQUAL),
+                    *(self.task.training, PrivacyProposal()),
+                )
+                replies = [answer_train(holders[name], request, is_stale=lambda: False) for name in names]
+                updates = [reply for reply in replies if isinstance(reply, UpdateReply)]
+                sent += len(updates)
+                self.hypotheses = average(self.hypotheses, updates, Assignment.CLIENT, Weighting.EQUAL).hypotheses
+            message = HypothesesMessage("any", self.run.rounds, self.task.name, self.hypotheses)
+            held_out = [name for name in self.clients if self.roster.validates(name)]
+            answers = [answer_validation(holders[name], message) for name in held_out]
+            validation = mean_validation([answer for answer in answers if isinstance(answer, ValidationReply)])
+        return self.hypotheses, validation, sent  # type: ignore[return-value]
+
+    def _prepare(self, names: list[str]) -> None:
+        """The same draws as the simulation's, dealt to the clients of a round in their order."""
+        normals, gammas = draw(self.sizes, len(names), rng=self.noise)
+        rows = Rows.of([self.clients[name] for name in names])
+        engine = BatchedEngine.__new__(BatchedEngine)
+        engine._rows = rows
+        orders: list[NDArray[np.int64]] = [
+            engine._draw_orders(np.arange(len(names))[None], [self.order])[0] for _ in range(self.task.training.epochs)
+        ]
+        for place, name in enumerate(names):
+            own = [order[place, : rows.counts[place]] for order in orders]
+            self.draws[name] = Draws(
+                ReplayedNoise(normals[place], gammas[place]),
+                ReplayedOrder(own),  # type: ignore[arg-type]
+            )
+
+
+@pytest.mark.parametrize(
+    ("neighbourhood", "nu"), [(Neighbourhood.FIXED, 3.0), (Neighbourhood.FIXED, 0.01), (Neighbourhood.RELATIVE, 0.5)]
+)
+def test_rounds_are_those_of_the_deployed_functions(
+    brisk: tuple[Task, list[ClientData]], tmp_path: Path, neighbourhood: Neighbourhood, nu: float
+) -> None:
+    task, clients = brisk
+    run = SimulatedRun(
+        seed=4,
+        hypotheses=K,
+        noise_multiplier=nu,
+        rounds=ROUNDS,
+        clients_per_round=SAMPLED,
+        validate_every=ROUNDS,
+        neighbourhood=neighbourhood,
+    )
+    deployed = DeployedRounds(run, task, clients, tmp_path)
+    expected, validation, sent = deployed.play()
+    beside = replace(run, seed=9, noise_multiplier=2 * nu)
+    found = simulate(task, clients, [beside, run])[1]
+    assert sent == ROUNDS * SAMPLED == found.participations.sum()
+    assert np.abs(expected - initial_hypotheses(task, K, run.seed)[0]).max() > 1e-3
+    # float32 sums in another order: a bit here and there, which a few steps carry on.
+    np.testing.assert_allclose(found.hypotheses, expected, rtol=2e-5, atol=2e-6)
+    assert validation is not None
+    assert found.history[-1].loss == pytest.approx(validation.loss, rel=1e-5)
+    assert found.metric == pytest.approx(task.report(validation.score), rel=1e-5)
+
+
+def hospital_run(**changes: object) -> SimulatedRun:
+    values = {"rounds": 4, "clients_per_round": SAMPLED, "validate_every": 2, **changes}
+    return SimulatedRun(**values)  # type: ignore[arg-type]
+
+
+def test_a_run_is_the_same_alone_as_beside_others(brisk: tuple[Task, list[ClientData]]) -> None:
+    task, clients = brisk
+    runs = [
+        hospital_run(seed=1, noise_multiplier=3.0),
+        hospital_run(seed=2, noise_multiplier=0.0),
+        hospital_run(seed=1, noise_multiplier=1.0, clipping_norm=0.3),
+    ]
+    together = simulate(task, clients, runs)
+    for run, beside in zip(runs, together, strict=True):
+        (alone,) = simulate(task, clients, [run])
+        np.testing.assert_allclose(alone.hypotheses, beside.hypotheses, rtol=1e-4, atol=1e-5)
+        assert np.array_equal(alone.participations, beside.participations)
+        assert alone.price == beside.price
+        assert alone.rounds == beside.rounds
+
+
+def test_no_noise_is_plain_federated_learning_without_a_price(brisk: tuple[Task, list[ClientData]]) -> None:
+    task, clients = brisk
+    # All train, in one hypothesis, and once: the mean of what each trained, neither clipped nor noised.
+    run = hospital_run(hypotheses=1, noise_multiplier=0.0, rounds=1, clients_per_round=10, validation_fraction=0.0)
+    (found,) = simulate(task, clients, [run])
+    start, layout = initial_hypotheses(task, 1, run.seed)
+    rows = Rows.of(clients)
+    engine = BatchedEngine(task, task.build(), layout, rows, task.training)
+    order = seeded(run.seed, "simulation", "order")
+    sampled = Sampler(rows.names, run).sample(1)[None]
+    _, trained = engine.choose_and_train(start[None], sampled, [order])
+    np.testing.assert_allclose(found.hypotheses[0], trained[0].mean(axis=0), rtol=1e-5, atol=1e-6)
+    assert found.price is None
+    assert found.metric is None
+    assert found.honest_metric is None
+    assert found.history == ()
+
+
+def test_patience_ends_each_run_by_itself_and_keeps_its_best(brisk: tuple[Task, list[ClientData]]) -> None:
+    task, clients = brisk
+    # So much noise that it only gets worse: the first validation is best, and patience ends the run at the third.
+    runs = [
+        hospital_run(seed=seed, rounds=40, patience=2, clipping_norm=c, noise_multiplier=9.0)
+        for seed, c in ((1, 50.0), (2, 1e-4))
+    ]
+    wild, calm = simulate(task, clients, runs)
+    for found in (wild, calm):
+        losses = [record.loss for record in found.history]
+        best = int(np.argmin(losses))
+        assert found.best_round == found.history[best].round
+        assert found.rounds == found.history[-1].round
+        assert len(losses) == best + 3 or (found.rounds == 40 and len(losses) < best + 3)
+        assert found.metric == pytest.approx(found.history[best].metric, rel=1e-6)
+    assert len({wild.rounds, calm.rounds}) == 2  # one went on alone
+    assert wild.participations.sum() == wild.rounds * SAMPLED
+
+
+def test_the_price_is_of_the_most_active_client(brisk: tuple[Task, list[ClientData]]) -> None:
+    task, clients = brisk
+    (found,) = simulate(task, clients, [hospital_run(noise_multiplier=5.0, rounds=7, validate_every=7)])
+    assert found.price is not None
+    n = found.hypotheses.shape[1]
+    assert found.price.releases == found.participations.max() <= 7
+    assert found.price.pure == pytest.approx(found.price.releases * n / 5.0)
+    assert 0 < found.price.tight <= found.price.pure
+    assert found.price.formal
+    assert any("not covered" in note for note in found.price.notes)
+    (relative,) = simulate(task, clients, [hospital_run(neighbourhood=Neighbourhood.RELATIVE)])
+    assert relative.price is not None
+    assert not relative.price.formal
+
+
+def test_after_averaging_gets_counts_and_its_own_state(brisk: tuple[Task, list[ClientData]]) -> None:
+    task, clients = brisk
+    seen = []
+
+    def after(
+        hypotheses: Vector, counts: tuple[int, ...], state: int | None, rng: np.random.Generator
+    ) -> tuple[Vector, int]:
+        seen.append((counts, state, float(rng.random())))
+        return np.zeros_like(hypotheses), (state or 0) + 1
+
+    found = simulate(task, clients, [hospital_run(seed=s, rounds=2) for s in (1, 2)], after=after)
+    assert all(not result.hypotheses.any() for result in found)
+    assert [state for _, state, _ in seen] == [None, None, 1, 1]
+    assert all(sum(counts) == SAMPLED for counts, _, _ in seen)
+    assert len({drawn for _, _, drawn in seen}) == 4
+
+
+def test_samples_and_roles_are_the_rosters() -> None:
+    names = tuple(f"client {index}" for index in range(50))
+    run = SimulatedRun(seed=3, clients_per_round=8, validation_fraction=0.3)
+    sampler, roster = Sampler(names, run), Roster.split(names, 0.3, 3)
+    held_out = {names[index] for index in sampler.held_out}
+    assert held_out == {name for name in names if roster.validates(name)}
+    trainers = [name for name in names if name not in held_out]
+    for number in (1, 2, 77):
+        assert [names[index] for index in sampler.sample(number)] == roster.sample(trainers, 8, number)
+
+
+def test_the_average_is_the_servers_to_the_last_bit() -> None:
+    rng = seeded(8)
+    hypotheses = rng.standard_normal((2, 4, 7)).astype(np.float32)
+    vectors = (10.0 ** rng.uniform(-6, 6, (2, 30, 1)) * rng.standard_normal((2, 30, 7))).astype(np.float32)
+    chosen = rng.integers(0, 3, (2, 30))  # nobody takes the last hypothesis
+    found, counts = average_all(hypotheses, chosen, vectors)
+    for run in range(2):
+        updates = [UpdateReply("id", vector, int(j), None) for vector, j in zip(vectors[run], chosen[run], strict=True)]
+        expected = average(hypotheses[run], updates, Assignment.CLIENT, Weighting.EQUAL)
+        assert np.array_equal(found[run], expected.hypotheses)
+        assert tuple(counts[run]) == expected.counts
+
+
+def test_diverging_training_leaves_finite_hypotheses(brisk: tuple[Task, list[ClientData]]) -> None:
+    task, clients = brisk
+    (found,) = simulate(task, clients, [hospital_run(step_size=1e30)])
+    assert np.isfinite(found.hypotheses).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"hypotheses": 0}, "--hypotheses to be at least 1, found 0"),
+        ({"clients_per_round": 9}, "at most 8, the clients that train of 10, found 9"),
+        ({"noise_multiplier": -1.0}, "--noise-multiplier"),
+        ({"noise_multiplier": float("nan")}, "--noise-multiplier"),
+        ({"validation_fraction": 1.0}, "--validation-fraction"),
+        ({"step_size": 0.0}, "--step-size"),
+        ({"patience": -1}, "--patience"),
+    ],
+)
+def test_bad_settings_are_one_line(
+    brisk: tuple[Task, list[ClientData]], changes: dict[str, object], words: str
+) -> None:
+    task, clients = brisk
+    with pytest.raises(CoterieError, match=words) as caught:
+        simulate(task, clients, [hospital_run(**changes)])
+    assert "\n" not in str(caught.value)
+
+
+def test_runs_that_cannot_share_a_stack_are_refused(brisk: tuple[Task, list[ClientData]]) -> None:
+    task, clients = brisk
+    with pytest.raises(CoterieError, match="differ in seed"):
+        simulate(task, clients, [hospital_run(), hospital_run(hypotheses=2)])
+    with pytest.raises(CoterieError, match="at least one run"):
+        simulate(task, clients, [])
+    empty = ClientData("nothing", torch.zeros(0, 3), torch.zeros(0, 1))
+    with pytest.raises(CoterieError, match="'nothing' to have rows"):
+        simulate(task, [*clients, empty], [hospital_run()])
+
+
+def test_single_row_clients_are_left_out_of_the_honest_metric_and_counted(
+    shaped: tuple[Task, Callable[..., list[ClientData]]],
+) -> None:
+    task, make = shaped
+    clients = make([1, 1, 1, *RAGGED])
+    (found,) = simulate(task, clients, [hospital_run(validation_fraction=0.5, seed=2, clients_per_round=4)])
+    held_out = Sampler(tuple(client.name for client in clients), found.run).held_out
+    assert found.honest_left_out == sum(clients[index].rows == 1 for index in held_out) > 0
+    assert found.honest_metric is not None
+    (nobody,) = simulate(task, make([1] * 6), [hospital_run(validation_fraction=0.5, clients_per_round=2)])
+    assert (nobody.honest_metric, nobody.honest_left_out) == (None, 3)
+    assert nobody.metric is not None
+    assert sum(nobody.clients_per_hypothesis) == 6
