@@ -28,7 +28,7 @@ def coterie(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     def call(line: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["coterie", *line.split()])
         with pytest.raises(SystemExit) as ended:
-            run("coterie", application)
+            run("coterie", lambda: application)
         output = capsys.readouterr()
         return int(ended.value.code or 0), output.out, output.err
 
