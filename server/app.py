@@ -47,7 +47,7 @@ def run(
 ) -> Summary:
     """Run the strategy on any grid and write ``settings.out``."""
     out = settings.out
-    initial, layout = initial_hypotheses(task, settings.hypotheses, settings.seed)
+    initial, layout = initial_hypotheses(task, settings.hypotheses, settings.seed, settings.start)
     open_folder(out)
     run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
     write_json(out / SETTINGS_FILE, {"run": run_id, **settings.model_dump(mode="json")})
@@ -82,6 +82,13 @@ def describe(summary: Summary) -> str:
         f"{summary.rounds} rounds in {summary.seconds:.1f} s ({summary.stopped}), {summary.updates} updates",
         f"clients per hypothesis in round {summary.best_round}: {counts}",
     ]
+    if summary.reseeded:
+        lines.append(f"idle hypotheses re-seeded from the most populated one: {summary.reseeded} times")
+    if summary.collapsed:
+        lines.append(
+            f"warning: the clusters had collapsed by round {summary.best_round}: nearly all updates went to one "
+            "hypothesis; compare with --hypotheses 1, another --start or --seed"
+        )
     if summary.metric is not None:
         lines.append(
             f"{summary.metric_name}: {summary.metric:.6g} over {summary.validators} held-out clients "
@@ -112,6 +119,10 @@ def _line(record: RoundRecord, rounds: int, metric: str) -> str:
     ):
         if counted:
             parts.append(f"{name} {sum(counted.values())}")
+    if record.collapsed:
+        parts.append("warning: collapsed, nearly all updates go to one hypothesis")
+    if record.reseeded:
+        parts.append("re-seeded " + "/".join(map(str, record.reseeded)))
     if record.metric is not None:
         parts.append(f"validation loss {record.validation_loss:.5g}, {metric} {record.metric:.6g}")
     return "  ".join(parts)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from coterie.config import INTERRUPTED, Assignment, RunSettings, Weighting, load_settings
+from coterie.config import INTERRUPTED, Assignment, Reseed, RunSettings, Start, Weighting, load_settings
 from coterie.mechanisms.events import Neighbourhood
 from coterie.terminal import one_command, say, terminable
 
@@ -29,6 +29,18 @@ def flower_server(
     ] = None,
     weighting: Annotated[
         Weighting | None, typer.Option(help="An update's weight: equal, or its row count. (default: equal)")
+    ] = None,
+    start: Annotated[
+        Start | None,
+        typer.Option(help="Hypotheses of round 1: independent draws, one shared, or far apart. (default: independent)"),
+    ] = None,
+    reseed: Annotated[
+        Reseed | None,
+        typer.Option(help="Whether an idle hypothesis becomes a copy of the largest; off as published. (default: on)"),
+    ] = None,
+    reseed_after: Annotated[
+        int | None,
+        typer.Option(help="Rounds with under 1 % of the choices that make a hypothesis idle. (default: 5)"),
     ] = None,
     validation_fraction: Annotated[
         float | None, typer.Option(help="Share of the clients held out for validation. (default: 0.2)")

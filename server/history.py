@@ -35,6 +35,8 @@ class RoundRecord:
     validation_loss: float | None = None
     metric: float | None = None
     validators: int = 0
+    reseeded: tuple[int, ...] = ()  # the hypotheses that were idle, and are copies of the largest from here on
+    collapsed: bool = False  # all but one hypothesis were idle up to this round
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,8 @@ class Summary:
     metric: float | None
     metric_name: str
     clients_per_hypothesis: tuple[int, ...]
+    collapsed: bool  # at the round that was kept
+    reseeded: int  # how often in the whole run
     trainers: int
     held_out: int
     validators: int
@@ -135,6 +139,8 @@ def summarize(
         metric=task.report(validation.score) if validation else None,
         metric_name=task.metric,
         clients_per_hypothesis=kept.clients_per_hypothesis if kept else (0,) * hypotheses,
+        collapsed=kept.collapsed if kept else False,
+        reseeded=sum(len(record.reseeded) for record in rounds),
         trainers=outcome.trainers,
         held_out=outcome.validators,
         validators=validation.clients if validation else 0,

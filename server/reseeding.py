@@ -12,6 +12,7 @@ import numpy as np
 
 from coterie.config import Reseed, RunSettings, Start
 from coterie.protocol import Vector
+from coterie.rng import seeded
 
 Counts = tuple[int, ...]
 
@@ -32,7 +33,7 @@ class ReseedSettings:
     reseed: Reseed = Reseed.ON
     after: int = 5
     share: float = 0.01
-    perturbation: float = 0.1
+    perturbation: float = 0.05
 
     @classmethod
     def of(cls, settings: RunSettings) -> "ReseedSettings":
@@ -85,6 +86,11 @@ def reseed(
         renewed[j] = largest + deviation * rng.standard_normal(largest.size)
     ages = tuple(0 if j in idle else age for j, age in enumerate(ages))
     return Reseeded(renewed, Choices(recent, ages), idle)
+
+
+def draws_of_round(seed: int, round_number: int) -> np.random.Generator:
+    """The random numbers of a round's copies: public, from the run's seed, and the same in a simulation."""
+    return seeded(seed, "reseed", round_number)
 
 
 def collapsed(rounds: Sequence[Sequence[int]], settings: ReseedSettings) -> bool:

@@ -36,6 +36,7 @@ from coterie.server.hypotheses import (
     problem_with_score,
     problem_with_validation,
 )
+from coterie.server.reseeding import Choices, ReseedSettings, collapsed, draws_of_round, reseed
 from coterie.server.roster import Roster
 from coterie.tasks import Task, TrainingSettings
 
@@ -83,6 +84,8 @@ class KHypotheses(Strategy):
         self._asked: dict[int, str] = {}
         self._tally = _Tally()
         self._validation: Validation | None = None
+        self._choices = Choices()
+        self._reseeded: tuple[int, ...] = ()
 
     def summary(self) -> None:
         """Log the run in one line."""
@@ -143,7 +146,7 @@ class KHypotheses(Strategy):
 
     def _one_round(self, grid: Grid, number: int, arrays: ArrayRecord) -> tuple[ArrayRecord, RoundRecord]:
         began, timeout, config = time.monotonic(), self._settings.round_timeout, ConfigRecord()
-        self._tally, self._validation = _Tally(), None
+        self._tally, self._validation, self._reseeded = _Tally(), None, ()
         requests = self.configure_train(number, arrays, config, grid)
         replies = grid.send_and_receive(requests, timeout=timeout)
         averaged, metrics = self.aggregate_train(number, replies)
@@ -152,6 +155,8 @@ class KHypotheses(Strategy):
             seconds=0.0,
             sampled=len(requests),
             clients_per_hypothesis=tuple(int(metrics[name]) for name in metrics),  # type: ignore[arg-type]
+            reseeded=self._reseeded,
+            collapsed=collapsed(self._choices.recent, ReseedSettings.of(self._settings)),
         )
         if self._is_validation_due(number):
             record = self._validate(grid, record, averaged)
@@ -203,7 +208,7 @@ class KHypotheses(Strategy):
         return self._messages(request.to_fields(), nodes, "train", server_round)
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord, MetricRecord]:
-        """The hypotheses averaged over the sound updates, and how many updates each one had."""
+        """The hypotheses averaged over the sound updates, idle ones re-seeded, and how many updates each one had."""
         settings, hypotheses = self._settings, _unpack(self._arrays)
         updates = []
         for node, update in self._sort_out(replies, UpdateReply):
@@ -214,7 +219,12 @@ class KHypotheses(Strategy):
                 self._drop(node, problem)
         averaged = average(hypotheses, updates, settings.assignment, settings.weighting)
         counts = {f"clients-{j}": count for j, count in enumerate(averaged.counts)}
-        return _pack(averaged.hypotheses), MetricRecord(dict(counts))
+        renewed = reseed(
+            *(averaged.hypotheses, averaged.counts, self._choices, ReseedSettings.of(settings)),
+            rng=draws_of_round(settings.seed, server_round),
+        )
+        self._choices, self._reseeded = renewed.choices, renewed.indices
+        return _pack(renewed.hypotheses), MetricRecord(dict(counts))
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
