@@ -15,12 +15,14 @@ from coterie.config import Assignment, Weighting
 from coterie.parameters import Layout
 from coterie.protocol import PrivacyProposal, TrainRequest, UpdateReply, Vector
 from coterie.server.hypotheses import average, initial_hypotheses
+from coterie.server.reseeding import Choices, ReseedSettings, draws_of_round, reseed
 from coterie.server.roster import Roster
 from coterie.tasks import load_task
 from tests.federation.conftest import PATIENCE, Run
 from tests.processes import seeded_fleet
 
-CLIENTS, ROUNDS, K, SAMPLED, SEED = 5, 3, 2, 3, 11
+CLIENTS, ROUNDS, K, SAMPLED, SEED = 5, 3, 3, 3, 11
+RESEED_AFTER = 1
 
 
 @pytest.mark.parametrize("assignment", list(Assignment))
@@ -30,7 +32,7 @@ def test_the_deployed_rounds_are_the_functions_rounds(
     server = run(
         *("flower-server", "--listen", address, "--task", "digits", "--hypotheses", K, "--rounds", ROUNDS),
         *("--clients-per-round", SAMPLED, "--min-clients", CLIENTS, "--seed", SEED, "--validation-fraction", 0.2),
-        *("--assignment", assignment, "--validate-every", ROUNDS, "--out", "out"),
+        *("--assignment", assignment, "--validate-every", ROUNDS, "--reseed-after", RESEED_AFTER, "--out", "out"),
     )
     deployed_state = tmp_path / "deployed"
     fleet = run(Path(sys.executable), seeded_fleet.__file__, address, deployed_state, CLIENTS)
@@ -56,6 +58,7 @@ def _by_functions(deployed_state: Path, state: Path, assignment: Assignment) -> 
         for data in read_dataset(settings, task).clients
     }
     hypotheses, layout = initial_hypotheses(task, K, SEED)
+    choices, reseeded = Choices(), 0
     roster = Roster.split(clients.keys(), 0.2, SEED)
     trainers = [name for name in clients if not roster.validates(name)]
     assert len(trainers) == CLIENTS - 1
@@ -77,5 +80,11 @@ def _by_functions(deployed_state: Path, state: Path, assignment: Assignment) -> 
             ]
             updates = [reply for reply in replies if isinstance(reply, UpdateReply)]
             assert len(updates) == SAMPLED
-            hypotheses = average(hypotheses, updates, assignment, Weighting.EQUAL).hypotheses
+            averaged = average(hypotheses, updates, assignment, Weighting.EQUAL)
+            renewed = reseed(
+                *(averaged.hypotheses, averaged.counts, choices, ReseedSettings(after=RESEED_AFTER)),
+                rng=draws_of_round(SEED, number),
+            )
+            hypotheses, choices, reseeded = renewed.hypotheses, renewed.choices, reseeded + len(renewed.indices)
+    assert reseeded, "these rounds should show the server's re-seeding too"
     return hypotheses, layout
