@@ -11,14 +11,15 @@ def application() -> typer.Typer:
     from coterie.commands.data import app as data
     from coterie.commands.ledger import ledger
     from coterie.commands.predict import predict
+    from coterie.commands.simulate import simulate
 
     commands = typer.Typer(
         add_completion=False,
         no_args_is_help=True,
         pretty_exceptions_enable=False,
-        help="Personalized federated learning with d-privacy: ledgers, prices, data and predictions.",
+        help="Personalized federated learning with d-privacy: ledgers, prices, data, predictions, simulation.",
     )
-    for command in (ledger, predict, account, calibrate):
+    for command in (ledger, predict, account, calibrate, simulate):
         commands.command()(command)
     commands.add_typer(data, name="data")
     return commands

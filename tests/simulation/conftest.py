@@ -47,11 +47,21 @@ def shaped(request: pytest.FixtureRequest) -> tuple[Task, Callable[..., list[Cli
     return load_task(request.param), hospital_rows if request.param == "hospital" else digit_rows
 
 
+def _brisk(task: Task) -> Task:
+    return replace(task, training=replace(task.training, epochs=3, batch_size=4))
+
+
 @pytest.fixture
-def brisk(shaped: tuple[Task, Callable[..., list[ClientData]]]) -> tuple[Task, list[ClientData]]:
-    """A task that trains 3 epochs in batches of 4, and its ragged clients."""
+def brisk_each(shaped: tuple[Task, Callable[..., list[ClientData]]]) -> tuple[Task, list[ClientData]]:
+    """Each task, training 3 epochs in batches of 4, and its ragged clients."""
     task, make = shaped
-    return replace(task, training=replace(task.training, epochs=3, batch_size=4)), make()
+    return _brisk(task), make()
+
+
+@pytest.fixture
+def brisk() -> tuple[Task, list[ClientData]]:
+    """The hospital task, training 3 epochs in batches of 4, and its ragged clients."""
+    return _brisk(load_task("hospital")), hospital_rows()
 
 
 class ReplayedNoise:

@@ -25,7 +25,7 @@ SAMPLED = np.array([[9, 0, 4, 2, 7], [3, 8, 1, 5, 6]])
 def engine_of(task: Task, clients: list[ClientData], training: TrainingSettings) -> tuple[BatchedEngine, int]:
     model = task.build().double()
     layout = layout_of(model)
-    return BatchedEngine(task, model, layout, Rows.of(clients), training), layout.size
+    return BatchedEngine(task, Rows.of(clients), training), layout.size
 
 
 def hypotheses_of(n: int, k: int = 3) -> np.ndarray:  # type: ignore[type-arg]
@@ -130,7 +130,7 @@ def test_each_client_has_its_own_dropout_in_each_batch_and_none_in_the_losses(ti
     model = Dropping()
     layout = layout_of(model)
     settings = TrainingSettings(epochs=1, step_size=0.1, batch_size=2)
-    engine = BatchedEngine(task, model, layout, Rows.of([data, data]), settings)
+    engine = BatchedEngine(task, Rows.of([data, data]), settings)
     starts = np.zeros((1, 2, layout.size), np.float32)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)

@@ -1,6 +1,5 @@
 """Whole simulated runs against the deployed client's and server's functions, fed the same draws."""
 
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -12,12 +11,13 @@ from numpy.typing import NDArray
 
 from coterie.client.assembly import data_holder
 from coterie.client.participation import Draws, answer_train, answer_validation
-from coterie.config import Assignment, ClientSettings, Weighting
+from coterie.config import Assignment, ClientSettings, Reseed, Start, Weighting
 from coterie.errors import CoterieError
 from coterie.mechanisms.events import Neighbourhood
 from coterie.protocol import HypothesesMessage, PrivacyProposal, TrainRequest, UpdateReply, ValidationReply, Vector
 from coterie.rng import seeded
 from coterie.server.hypotheses import average, initial_hypotheses, mean_validation
+from coterie.server.reseeding import Choices, ReseedSettings, reseed
 from coterie.server.roster import Roster
 from coterie.simulation import SimulatedRun, simulate
 from coterie.simulation.engines import BatchedEngine
@@ -25,7 +25,7 @@ from coterie.simulation.rows import Rows
 from coterie.simulation.sanitizing import draw
 from coterie.simulation.server_side import Sampler, average_all
 from coterie.tasks import ClientData, Task
-from tests.simulation.conftest import RAGGED, ReplayedNoise, ReplayedOrder
+from tests.simulation.conftest import RAGGED, ReplayedNoise, ReplayedOrder, hospital_rows
 
 K, SAMPLED, ROUNDS = 3, 6, 2
 
@@ -42,6 +42,7 @@ class DeployedRounds:
         self.sizes = [layer.size for layer in layout.layers]
         self.noise = seeded(run.seed, "simulation", "noise")
         self.order = seeded(run.seed, "simulation", "order")
+        self.renewal = seeded(run.seed, "simulation", "reseed")
         self.draws: dict[str, Draws] = {}
 
     def play(self) -> tuple[Vector, ValidationReply | None, int]:
@@ -66,7 +67,8 @@ class DeployedRounds:
                 )
                 for name, data in self.clients.items()
             }
-            sent = 0
+            sent, choices = 0, Choices()
+            reseeding = ReseedSettings(reseed=self.run.reseed, after=self.run.reseed_after)
             for number in range(1, self.run.rounds + 1):
                 names = self.roster.sample(self.trainers, self.run.clients_per_round, number)
                 self._prepare(names)
@@ -77,7 +79,9 @@ class DeployedRounds:
                 replies = [answer_train(holders[name], request, is_stale=lambda: False) for name in names]
                 updates = [reply for reply in replies if isinstance(reply, UpdateReply)]
                 sent += len(updates)
-                self.hypotheses = average(self.hypotheses, updates, Assignment.CLIENT, Weighting.EQUAL).hypotheses
+                averaged = average(self.hypotheses, updates, Assignment.CLIENT, Weighting.EQUAL)
+                renewed = reseed(averaged.hypotheses, averaged.counts, choices, reseeding, rng=self.renewal)
+                self.hypotheses, choices = renewed.hypotheses, renewed.choices
             message = HypothesesMessage("any", self.run.rounds, self.task.name, self.hypotheses)
             held_out = [name for name in self.clients if self.roster.validates(name)]
             answers = [answer_validation(holders[name], message) for name in held_out]
@@ -105,9 +109,9 @@ class DeployedRounds:
     ("neighbourhood", "nu"), [(Neighbourhood.FIXED, 3.0), (Neighbourhood.FIXED, 0.01), (Neighbourhood.RELATIVE, 0.5)]
 )
 def test_rounds_are_those_of_the_deployed_functions(
-    brisk: tuple[Task, list[ClientData]], tmp_path: Path, neighbourhood: Neighbourhood, nu: float
+    brisk_each: tuple[Task, list[ClientData]], tmp_path: Path, neighbourhood: Neighbourhood, nu: float
 ) -> None:
-    task, clients = brisk
+    task, clients = brisk_each
     run = SimulatedRun(
         seed=4,
         hypotheses=K,
@@ -116,6 +120,7 @@ def test_rounds_are_those_of_the_deployed_functions(
         clients_per_round=SAMPLED,
         validate_every=ROUNDS,
         neighbourhood=neighbourhood,
+        reseed_after=1,
     )
     deployed = DeployedRounds(run, task, clients, tmp_path)
     expected, validation, sent = deployed.play()
@@ -156,9 +161,9 @@ def test_no_noise_is_plain_federated_learning_without_a_price(brisk: tuple[Task,
     # All train, in one hypothesis, and once: the mean of what each trained, neither clipped nor noised.
     run = hospital_run(hypotheses=1, noise_multiplier=0.0, rounds=1, clients_per_round=10, validation_fraction=0.0)
     (found,) = simulate(task, clients, [run])
-    start, layout = initial_hypotheses(task, 1, run.seed)
+    start, _ = initial_hypotheses(task, 1, run.seed)
     rows = Rows.of(clients)
-    engine = BatchedEngine(task, task.build(), layout, rows, task.training)
+    engine = BatchedEngine(task, rows, task.training)
     order = seeded(run.seed, "simulation", "order")
     sampled = Sampler(rows.names, run).sample(1)[None]
     _, trained = engine.choose_and_train(start[None], sampled, [order])
@@ -203,21 +208,28 @@ def test_the_price_is_of_the_most_active_client(brisk: tuple[Task, list[ClientDa
     assert not relative.price.formal
 
 
-def test_after_averaging_gets_counts_and_its_own_state(brisk: tuple[Task, list[ClientData]]) -> None:
+def test_idle_hypotheses_come_back_and_with_reseeding_off_stay(brisk: tuple[Task, list[ClientData]]) -> None:
     task, clients = brisk
-    seen = []
+    # From one shared start all clients take the first hypothesis, so that the other two are idle in round 1.
+    run = hospital_run(rounds=1, start=Start.SHARED, reseed_after=1, noise_multiplier=0.0)
+    start = initial_hypotheses(task, K, run.seed)[0][0]
+    on, off = (simulate(task, clients, [replace(run, reseed=choice)])[0] for choice in (Reseed.ON, Reseed.OFF))
+    assert (on.reseeded, off.reseeded) == (2, 0)
+    assert [np.array_equal(vector, start) for vector in off.hypotheses] == [False, True, True]
+    assert not any(np.array_equal(vector, start) for vector in on.hypotheses)
+    assert np.array_equal(on.hypotheses[0], off.hypotheses[0])
 
-    def after(
-        hypotheses: Vector, counts: tuple[int, ...], state: int | None, rng: np.random.Generator
-    ) -> tuple[Vector, int]:
-        seen.append((counts, state, float(rng.random())))
-        return np.zeros_like(hypotheses), (state or 0) + 1
 
-    found = simulate(task, clients, [hospital_run(seed=s, rounds=2) for s in (1, 2)], after=after)
-    assert all(not result.hypotheses.any() for result in found)
-    assert [state for _, state, _ in seen] == [None, None, 1, 1]
-    assert all(sum(counts) == SAMPLED for counts, _, _ in seen)
-    assert len({drawn for _, _, drawn in seen}) == 4
+def test_collapsed_says_that_one_hypothesis_has_everybody(brisk: tuple[Task, list[ClientData]]) -> None:
+    task, clients = brisk
+    # Steps too small to move anything: three equal hypotheses, and ties go to the first.
+    run = hospital_run(rounds=1, start=Start.SHARED, reseed=Reseed.OFF, noise_multiplier=0.0, step_size=1e-30)
+    (found,) = simulate(task, clients, [run])
+    assert found.clients_per_hypothesis == (10, 0, 0)
+    assert found.collapsed
+    (single,) = simulate(task, clients, [replace(run, hypotheses=1)])
+    assert single.clients_per_hypothesis == (10,)
+    assert not single.collapsed
 
 
 def test_samples_and_roles_are_the_rosters() -> None:
@@ -283,15 +295,15 @@ def test_runs_that_cannot_share_a_stack_are_refused(brisk: tuple[Task, list[Clie
 
 
 def test_single_row_clients_are_left_out_of_the_honest_metric_and_counted(
-    shaped: tuple[Task, Callable[..., list[ClientData]]],
+    brisk: tuple[Task, list[ClientData]],
 ) -> None:
-    task, make = shaped
-    clients = make([1, 1, 1, *RAGGED])
+    task, _ = brisk
+    clients = hospital_rows([1, 1, 1, *RAGGED])
     (found,) = simulate(task, clients, [hospital_run(validation_fraction=0.5, seed=2, clients_per_round=4)])
     held_out = Sampler(tuple(client.name for client in clients), found.run).held_out
     assert found.honest_left_out == sum(clients[index].rows == 1 for index in held_out) > 0
     assert found.honest_metric is not None
-    (nobody,) = simulate(task, make([1] * 6), [hospital_run(validation_fraction=0.5, clients_per_round=2)])
+    (nobody,) = simulate(task, hospital_rows([1] * 6), [hospital_run(validation_fraction=0.5, clients_per_round=2)])
     assert (nobody.honest_metric, nobody.honest_left_out) == (None, 3)
     assert nobody.metric is not None
     assert sum(nobody.clients_per_hypothesis) == 6

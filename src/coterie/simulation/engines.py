@@ -7,10 +7,9 @@ from typing import Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
-from coterie.parameters import Layout
-from coterie.simulation.programs import Programs
+from coterie.simulation.programs import programs_of
 from coterie.simulation.rows import Counts, Rows
 from coterie.tasks import Task, TrainingSettings
 
@@ -61,9 +60,9 @@ def best_hypotheses(losses: Floats) -> Counts:
 class BatchedEngine:
     """All sampled clients of all runs in one tensor of shape (S·U, n)."""
 
-    def __init__(self, task: Task, model: nn.Module, layout: Layout, rows: Rows, training: TrainingSettings) -> None:
-        """``model`` gives the structure of the task's model."""
-        self._programs = Programs(task, model, layout)
+    def __init__(self, task: Task, rows: Rows, training: TrainingSettings) -> None:
+        """``training`` in place of the task's own."""
+        self._programs = programs_of(task)
         self._rows = rows
         self._training = training
         self._most = int(rows.counts.max())

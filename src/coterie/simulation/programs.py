@@ -6,6 +6,7 @@ recording is what is called from then on: the same operations, without the layer
 """
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -13,8 +14,15 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from coterie.parameters import Layout, as_tensors
+from coterie.parameters import as_tensors, layout_of
 from coterie.tasks import Task
+
+RowValues = Callable[[Tensor, Tensor], Tensor]  # outputs, targets -> one value a row
+
+
+def programs_of(task: Task) -> "Programs":
+    """The task's programs, one for all simulations of this process, so that nothing is recorded twice."""
+    return _programs(task.build, task.loss, task.score)
 
 
 class Programs:
@@ -24,11 +32,12 @@ class Programs:
     first call.
     """
 
-    def __init__(self, task: Task, model: nn.Module, layout: Layout) -> None:
-        """``model`` gives the structure; its parameters are replaced at each call."""
-        self._task = task
-        self._model = model
-        self._layout = layout
+    def __init__(self, build: Callable[[], nn.Module], loss: RowValues, score: RowValues) -> None:
+        """A task's ``build``, ``loss`` and ``score``. The model's own parameters are replaced at each call."""
+        self._model = build()
+        self._layout = layout_of(self._model)
+        self._loss = loss
+        self._score = score
         self._recorded: dict[Any, Callable[..., Any]] = {}
 
     def losses(self, hypotheses: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -50,19 +59,29 @@ class Programs:
         found: Tensor = self._run(batched, True, vectors, inputs, targets, weights)
         return found
 
+    def can_batch(self, inputs: Tensor, targets: Tensor) -> bool:
+        """Whether torch can batch the model's gradient and scores; tried on two clients' rows (2, 1, …)."""
+        vectors = torch.zeros((len(inputs), self._layout.size), dtype=inputs.dtype)
+        try:
+            self.gradients(vectors, inputs, targets, torch.ones(inputs.shape[:2], dtype=inputs.dtype))
+            self.losses_and_scores(vectors[:, None], inputs, targets)
+        except Exception:  # whatever an own module's forward raises under vmap
+            return False
+        return True
+
     def _evaluate(self, one: Callable[..., Any], hypotheses: Tensor, inputs: Tensor, targets: Tensor) -> Any:
         return self._run(vmap(vmap(one, in_dims=(0, None, None))), False, hypotheses, inputs, targets)
 
     def _one_loss(self, vector: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-        return self._task.loss(self._outputs(as_tensors(vector, self._layout), inputs), targets)
+        return self._loss(self._outputs(as_tensors(vector, self._layout), inputs), targets)
 
     def _one_loss_and_score(self, vector: Tensor, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         outputs = self._outputs(as_tensors(vector, self._layout), inputs)
-        return self._task.loss(outputs, targets), self._task.score(outputs, targets)
+        return self._loss(outputs, targets), self._score(outputs, targets)
 
     def _one_gradient(self, vector: Tensor, inputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
         def weighted(tensors: dict[str, Tensor]) -> Tensor:
-            return (self._task.loss(self._outputs(tensors, inputs), targets) * weights).sum()
+            return (self._loss(self._outputs(tensors, inputs), targets) * weights).sum()
 
         # By tensor, and joined: the derivative of a slice of the vector would be n numbers for each tensor.
         gradient = grad(weighted)(as_tensors(vector, self._layout))
@@ -84,3 +103,6 @@ class Programs:
                 self._model.train(training)
                 self._recorded[key] = make_fx(plain)(*arguments).forward
             return self._recorded[key](*arguments)
+
+
+_programs = lru_cache(maxsize=8)(Programs)

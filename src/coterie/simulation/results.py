@@ -1,7 +1,6 @@
 """What a simulated run ends with."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -29,8 +28,9 @@ class SimulatedResult:
     the paper's: each held-out client is scored by the hypothesis that fits best the very rows it is scored on.
     ``honest_metric`` chooses on half of a client's rows and scores on the other half; ``honest_left_out`` clients
     have a single row and take no part in it. Both are None when nobody is held out. ``clients_per_hypothesis``
-    counts, over all clients, trained and held out, who takes which of the ``hypotheses``; ``collapsed`` says that
-    k > 1 and one of them is taken by everybody. ``participations`` (N,) counts each client's releases.
+    counts, over all clients, trained and held out, who takes which of the ``hypotheses``; ``collapsed`` says that all
+    but one of several are taken by fewer than 1 % of them. ``reseeded`` counts the hypotheses that were re-seeded.
+    ``participations`` (N,) counts each client's releases.
     """
 
     run: SimulatedRun
@@ -42,6 +42,7 @@ class SimulatedResult:
     collapsed: bool
     rounds: int
     best_round: int
+    reseeded: int
     price: SimulatedPrice | None
     history: tuple[ValidationRecord, ...]
     hypotheses: NDArray[np.float32]
@@ -59,14 +60,13 @@ class SimulatedResult:
             "collapsed": self.collapsed,
             "rounds": self.rounds,
             "best_round": self.best_round,
+            "reseeded": self.reseeded,
             "price": None if self.price is None else {k: _finite(v) for k, v in asdict(self.price).items()},
         }
 
 
-def is_collapsed(clients_per_hypothesis: Sequence[int]) -> bool:
-    """Whether there are several hypotheses and everybody takes the same one."""
-    return len(clients_per_hypothesis) > 1 and max(clients_per_hypothesis) == sum(clients_per_hypothesis)
-
-
 def _finite(value: Any) -> Any:
+    """As JSON reads it back."""
+    if isinstance(value, tuple):
+        return list(value)
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,8 +1,7 @@
 """The server's part of a round, for S runs at once, on ``server``'s own functions or twins of them."""
 
 import random
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -14,10 +13,6 @@ from coterie.server.roster import Roster, position
 from coterie.simulation.engines import Floats, Judgement, Vectors, best_hypotheses
 from coterie.simulation.rows import Counts
 from coterie.simulation.settings import SimulatedRun
-
-# What is done to one run's hypotheses (k, n) after averaging, from how many updates each had (k,), a state of its own
-# (None in the first round) and a generator: the hypotheses and the next state.
-AfterAveraging = Callable[[Vectors, tuple[int, ...], Any, np.random.Generator], tuple[Vectors, Any]]
 
 
 class Sampler:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from coterie.config import Reseed, Start
 from coterie.errors import CoterieError
 from coterie.mechanisms.events import Neighbourhood
 from coterie.tasks import Task, TrainingSettings
@@ -31,9 +32,20 @@ class SimulatedRun:
     epochs: int | None = None
     step_size: float | None = None
     batch_size: int | None = None
+    start: Start = Start.INDEPENDENT
+    reseed: Reseed = Reseed.ON
+    reseed_after: int = 5
 
     def __post_init__(self) -> None:
-        for name in ("hypotheses", "rounds", "clients_per_round", "validate_every", "epochs", "batch_size"):
+        for name in (
+            "hypotheses",
+            "rounds",
+            "clients_per_round",
+            "validate_every",
+            "epochs",
+            "batch_size",
+            "reseed_after",
+        ):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise CoterieError(f"Expected {_flag(name)} to be at least 1, found {value}")

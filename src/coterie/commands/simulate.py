@@ -1,0 +1,176 @@
+"""``coterie simulate``: runs without a network, many seeds and settings at once."""
+
+import json
+import math
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from coterie.config import Reseed, Start
+from coterie.errors import CoterieError
+from coterie.mechanisms.events import Neighbourhood
+from coterie.terminal import say
+
+if TYPE_CHECKING:
+    from coterie.tasks import ClientData, Task
+
+_OWN_DATA_CLIENTS = 100  # of a task that brings its own data, as many as the paper's synthetic experiment has
+
+
+def simulate(
+    task: Annotated[str, typer.Option(help="A built-in task, or package.module:attribute.")],
+    data: Annotated[Path | None, typer.Option(help="The data file, for tasks that need one.")] = None,
+    partition_by: Annotated[str | None, typer.Option(help="What makes a client, such as provider or zip.")] = None,
+    clients: Annotated[
+        int | None, typer.Option(help="N, the first so many clients (default: all; 100 of a task with its own data).")
+    ] = None,
+    hypotheses: Annotated[int, typer.Option(help="k, the number of hypotheses.")] = 3,
+    noise_multiplier: Annotated[float, typer.Option(help="ν; 0 is no clipping and no noise, and has no price.")] = 3.0,
+    rounds: Annotated[int, typer.Option(help="T, the most rounds.")] = 150,
+    seeds: Annotated[int, typer.Option(help="How many runs, with seeds from 0; they run together.")] = 1,
+    clients_per_round: Annotated[int, typer.Option(help="U, the clients that train in a round.")] = 100,
+    validation_fraction: Annotated[float, typer.Option(help="The part of the clients that is held out.")] = 0.2,
+    validate_every: Annotated[int, typer.Option(help="Rounds from one validation to the next.")] = 5,
+    patience: Annotated[int, typer.Option(help="End after so many validations without a better one; 0: never.")] = 0,
+    neighbourhood: Annotated[
+        Neighbourhood, typer.Option(help="fixed: d-private. relative: the paper's heuristic, no guarantee.")
+    ] = Neighbourhood.FIXED,
+    clipping_norm: Annotated[float | None, typer.Option(help="C of every layer (default: the task's).")] = None,
+    epochs: Annotated[int | None, typer.Option(help="E, local passes (default: the task's).")] = None,
+    step_size: Annotated[float | None, typer.Option(help="Of local SGD (default: the task's).")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Of local SGD (default: the task's).")] = None,
+    start: Annotated[Start, typer.Option(help="Where the hypotheses start.")] = Start.INDEPENDENT,
+    reseed: Annotated[Reseed, typer.Option(help="off: the published algorithm.")] = Reseed.ON,
+    reseed_after: Annotated[int, typer.Option(help="Rounds without a choice after which one is re-seeded.")] = 5,
+    sweep: Annotated[
+        list[str] | None, typer.Option(help="NAME=VALUE,… with NAME one of k, nu, C, T; several make a grid.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="A folder for results.csv, results.json and a plot; run again to go on.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list, one object a run.")] = False,
+) -> None:
+    """Simulate federated runs on this machine: for choosing k, ν, C and T. The noise is seeded and protects nobody."""
+    from coterie.simulation.rows import Rows
+    from coterie.simulation.settings import SimulatedRun
+    from coterie.simulation.sweep import Sweep, grid, run_sweep
+    from coterie.tasks import load_task
+
+    points = grid(sweep or [])
+    if sweep and out is None:
+        raise CoterieError("Expected --out DIR with --sweep, found none: finished grid points are kept there")
+    if seeds < 1:
+        raise CoterieError(f"Expected --seeds to be at least 1, found {seeds}")
+    base = SimulatedRun(
+        hypotheses=hypotheses,
+        noise_multiplier=noise_multiplier,
+        rounds=rounds,
+        clients_per_round=clients_per_round,
+        validation_fraction=validation_fraction,
+        validate_every=validate_every,
+        patience=patience,
+        neighbourhood=neighbourhood,
+        clipping_norm=clipping_norm,
+        epochs=epochs,
+        step_size=step_size,
+        batch_size=batch_size,
+        start=start,
+        reseed=reseed,
+        reseed_after=reseed_after,
+    )
+    plan = Sweep(base, points, seeds, out)
+    total = sum(run.rounds for point in points for run in plan.runs(point))
+    found = load_task(task)
+    rows = Rows.of(_clients(found, data, partition_by, clients))
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        bar = bars.add_task(f"{len(points) * seeds} runs", total=total)
+        records = run_sweep(found, rows, plan, advance=lambda done: bars.update(bar, advance=done))
+    if as_json:
+        print(json.dumps(records, indent=2, allow_nan=False))
+    else:
+        _print_table(records, list(points[0]), seeds)
+    for point, own in _by_point(records, list(points[0])).items():
+        if together := sum(record["collapsed"] for record in own):
+            where = f" at {point}" if point else ""
+            say(f"warning: in {together} of {len(own)} runs{where} (nearly) all clients take the same hypothesis")
+    if out is not None:
+        say(f"results: {out / 'results.csv'}")
+
+
+def _clients(task: "Task", data: Path | None, partition_by: str | None, clients: int | None) -> "Sequence[ClientData]":
+    from coterie.tasks import DataSource
+
+    if task.needs_data and data is None:
+        raise CoterieError(f"Expected --data FILE for task {task.name!r}, found none")
+    if partition_by is not None and partition_by not in task.partitions:
+        raise CoterieError(f"Expected --partition-by to be one of {', '.join(task.partitions)}, found {partition_by!r}")
+    if clients is not None and clients < 1:
+        raise CoterieError(f"Expected --clients to be at least 1, found {clients}")
+    parts = clients or (1 if task.needs_data else _OWN_DATA_CLIENTS)
+    dataset = task.read(DataSource(data, partition_by or task.partitions[0], parts))
+    for note in dataset.notes:
+        say(note)
+    if clients is not None and clients > len(dataset.clients):
+        raise CoterieError(f"Expected --clients to be at most {len(dataset.clients)}, found {clients}")
+    return dataset.clients[:clients] if clients is not None else dataset.clients
+
+
+def _by_point(records: Sequence[dict[str, Any]], letters: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
+    found: dict[str, list[dict[str, Any]]] = {}
+    for record in records:
+        found.setdefault(", ".join(f"{letter} = {record[letter]:g}" for letter in letters), []).append(record)
+    return found
+
+
+def _print_table(records: Sequence[dict[str, Any]], letters: Sequence[str], seeds: int) -> None:
+    console = Console()
+    table = Table(title=records[0]["metric_name"])
+    for name in (*letters, *(("runs",) if letters else ("seed",)), "metric", "honest", "rounds", "collapsed"):
+        table.add_column(name, justify="right")
+    table.add_column("pure ε", justify="right")
+    table.add_column("ε at δ = 1e-5", justify="right")
+    groups = _by_point(records, letters).values() if letters else [[record] for record in records]
+    for own in groups:
+        prices = [record["price"] for record in own if record["price"]]
+        table.add_row(
+            *(f"{own[0][letter]:g}" for letter in letters),
+            str(seeds) if letters else str(own[0]["seed"]),
+            _median([record["metric"] for record in own]),
+            _median([record["honest_metric"] for record in own]),
+            _median([record["rounds"] for record in own]),
+            str(sum(record["collapsed"] for record in own)),
+            _most([price["pure"] for price in prices]),
+            _most([price["tight"] for price in prices]),
+        )
+    console.print(table)
+    console.print(
+        ("Medians over seeds; prices are the largest. " if letters else "")
+        + "metric: each held-out client by the hypothesis that fits best the rows it is scored on; honest: chosen on "
+        "half of its rows, scored on the other half.",
+        style="dim",
+    )
+    for note in dict.fromkeys(note for record in records for note in (record["price"] or {}).get("notes", ())):
+        console.print(f"Note: {note}.")
+
+
+def _median(values: Sequence[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    return f"{statistics.median(known):.6g}" if known else "-"
+
+
+def _most(values: Sequence[float | None]) -> str:
+    """Four digits of the largest, rounded up: a shown price must not be below the true one."""
+    if not values:
+        return "none"
+    largest = max(math.inf if value is None else value for value in values)
+    if not math.isfinite(largest):
+        return "no bound"
+    digits = 3 - math.floor(math.log10(largest))
+    return f"{math.ceil(largest * 10**digits * (1 - 1e-12)) / 10**digits:.10g}"

@@ -1,0 +1,148 @@
+"""The engine for models that batching does not speed up: client by client, by the deployed functions, in processes.
+
+Each process computes in one thread: threads of one small convolution mostly wait for each other. The processes are
+forked after everything is read, so that they share the rows, and the parameters pass through memory that both sides
+map, so that nothing of a model's size is ever copied into a pipe.
+"""
+
+import mmap
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing import get_context
+from typing import TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from coterie.client.selection import best_hypothesis, hypothesis_losses, outputs
+from coterie.client.training import train
+from coterie.errors import CoterieError
+from coterie.parameters import Layout
+from coterie.simulation.engines import Floats, Judgement, Vectors
+from coterie.simulation.rows import Counts, Rows
+from coterie.tasks import Task, TrainingSettings
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What every process holds. ``hypotheses`` (k, n) and ``trained`` (U, n) are memory that all of them share."""
+
+    task: Task
+    model: nn.Module
+    layout: Layout
+    rows: Rows
+    training: TrainingSettings
+    hypotheses: Vectors
+    trained: Vectors
+
+
+_held: list[_Work] = []  # in a worker process: its one piece of work, from the moment it starts
+
+
+class WorkersEngine:
+    """One run at a time (S = 1), its clients dealt to processes. See ``Engine``."""
+
+    def __init__(self, pool: ProcessPoolExecutor, work: _Work) -> None:
+        """Made by ``workers``, which also ends the processes."""
+        self._pool = pool
+        self._work = work
+
+    def losses(self, hypotheses: Vectors, clients: Counts) -> Floats:
+        """See ``Engine.losses``."""
+        return np.array(self._ask(hypotheses, _losses, clients[0].tolist()))[None]
+
+    def choose_and_train(
+        self, hypotheses: Vectors, clients: Counts, orders: Sequence[np.random.Generator]
+    ) -> tuple[Counts, Vectors]:
+        """See ``Engine.choose_and_train``; each client's order of rows and dropout have a seed from the run's."""
+        seeds = orders[0].integers(2**63 - 1, size=clients.size)
+        places = range(clients.size)
+        chosen = self._ask(hypotheses, _choose_and_train, places, clients[0].tolist(), seeds.tolist())
+        return np.array(chosen)[None], self._work.trained[None, : clients.size].copy()
+
+    def judge(self, hypotheses: Vectors, clients: Counts, halves: Sequence[np.random.Generator]) -> Judgement:
+        """See ``Engine.judge``."""
+        seeds = halves[0].integers(2**63 - 1, size=clients.size)
+        judged = np.array(self._ask(hypotheses, _judge, clients[0].tolist(), seeds.tolist()))  # (V, 4, k)
+        losses, scores, first, second = (judged[None, :, part] for part in range(4))
+        return Judgement(losses, scores, first, second)
+
+    def _ask(self, hypotheses: Vectors, work: Callable[..., Answer], *arguments: Sequence[int]) -> list[Answer]:
+        self._work.hypotheses[:] = hypotheses[0]
+        try:
+            return list(self._pool.map(work, *arguments))
+        except BrokenProcessPool as error:
+            raise CoterieError(
+                "Expected the simulation's processes to live, found one ended from outside: was memory short?"
+            ) from error
+
+
+@contextmanager
+def workers(
+    task: Task, model: nn.Module, layout: Layout, rows: Rows, training: TrainingSettings, *, k: int, sampled: int
+) -> Iterator[WorkersEngine]:
+    """As many processes as this one may use processors, for as long as the context lasts."""
+    work = _Work(task, model, layout, rows, training, _shared((k, layout.size)), _shared((sampled, layout.size)))
+    pool = ProcessPoolExecutor(len(os.sched_getaffinity(0)), get_context("fork"), initializer=_begin, initargs=(work,))
+    try:
+        yield WorkersEngine(pool, work)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _shared(shape: tuple[int, int]) -> Vectors:
+    # Anonymous and inherited by fork: /dev/shm, which named shared memory lives in, is often small.
+    memory = mmap.mmap(-1, 4 * shape[0] * shape[1])
+    return np.frombuffer(memory, np.float32).reshape(shape)
+
+
+def _begin(work: _Work) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends its processes
+    torch.set_num_threads(1)
+    _held[:] = [work]
+
+
+def _losses(client: int) -> NDArray[np.float64]:
+    (work,) = _held
+    return hypothesis_losses(work.task, work.model, work.hypotheses, work.layout, work.rows.client(client))
+
+
+def _choose_and_train(place: int, client: int, seed: int) -> int:
+    (work,) = _held
+    chosen = best_hypothesis(_losses(client))
+    work.trained[place] = train(
+        work.task,
+        work.model,
+        work.hypotheses[chosen],
+        work.layout,
+        work.rows.client(client),
+        work.training,
+        rng=np.random.default_rng(seed),
+    )
+    return chosen
+
+
+def _judge(client: int, seed: int) -> NDArray[np.float64]:
+    """Losses, scores, first halves' losses and second halves' scores of the k hypotheses, (4, k)."""
+    (work,) = _held
+    data = work.rows.client(client)
+    order = np.random.default_rng(seed).permutation(data.rows)
+    first, second = order[: data.rows // 2], order[data.rows // 2 :]
+    judged = np.full((4, len(work.hypotheses)), np.nan)
+    for j, vector in enumerate(work.hypotheses):
+        found = outputs(work.model, vector, work.layout, data.inputs)
+        losses = work.task.loss(found, data.targets).double().numpy()
+        scores = work.task.score(found, data.targets).double().numpy()
+        judged[:2, j] = losses.mean(), scores.mean()
+        if data.rows > 1:
+            judged[2:, j] = losses[first].mean(), scores[second].mean()
+    return judged
