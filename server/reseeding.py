@@ -24,8 +24,9 @@ class ReseedSettings:
     """When a hypothesis is idle, and how far from its model a copy starts.
 
     A hypothesis is idle when it had none, or less than ``share``, of all choices of the last ``after`` rounds
-    that had any. A group that holds a part s of the clients is taken for idle by bad luck with probability
-    (1 − s)^(after·U) if U clients are sampled a round: with few clients a round, take more rounds.
+    that had any. (With more than 1/(2·share) hypotheses: less than half of an even share, which is 1/(2k).) Where
+    U clients are sampled a round, a group that holds a part s of all clients has no choice in the window by bad
+    luck with probability (1 − s)^(after·U): with few clients a round, take more rounds.
 
     ``perturbation`` is the relative size of a copy's displacement (see ``reseed``).
     """
@@ -67,7 +68,7 @@ def reseed(
     is the one with most choices in the last ``settings.after`` rounds (ties: the lowest index). An idle one
     becomes θ_m + σ·z with z ~ N(0, I_n) and σ = perturbation·‖θ_m‖₂/√n, so that its distance from θ_m is about
     ``perturbation``·‖θ_m‖₂, whatever the scale of the parameters. It then has ``after`` rounds before it can be
-    idle again. All others stay as they are, and the input is not written to.
+    idle again. All others stay as they are, and the input is not written to. Copies are held inside float32's range.
 
     Nothing is re-seeded before ``after`` rounds with updates have passed; a round without any changes nothing.
     With ``reseed`` off the hypotheses are those of the published algorithm, and only the counts are remembered.
@@ -82,8 +83,9 @@ def reseed(
     largest = hypotheses[int(np.argmax(np.sum(recent, axis=0)))].astype(np.float64)
     deviation = settings.perturbation * np.sqrt(np.mean(largest**2))
     renewed = hypotheses.copy()
+    limit = float(np.finfo(np.float32).max)
     for j in idle:
-        renewed[j] = largest + deviation * rng.standard_normal(largest.size)
+        renewed[j] = np.clip(largest + deviation * rng.standard_normal(largest.size), -limit, limit)
     ages = tuple(0 if j in idle else age for j, age in enumerate(ages))
     return Reseeded(renewed, Choices(recent, ages), idle)
 
@@ -132,4 +134,5 @@ def _idle(recent: Sequence[Sequence[int]], settings: ReseedSettings) -> tuple[in
     if len(recent) < settings.after:
         return ()
     chosen = np.sum(recent, axis=0)
-    return tuple(int(j) for j in np.flatnonzero((chosen == 0) | (chosen < settings.share * chosen.sum())))
+    least = min(settings.share, 0.5 / len(chosen)) * chosen.sum()
+    return tuple(int(j) for j in np.flatnonzero((chosen == 0) | (chosen < least)))
