@@ -17,7 +17,7 @@ from coterie.mechanisms.events import Neighbourhood
 from coterie.protocol import HypothesesMessage, PrivacyProposal, TrainRequest, UpdateReply, ValidationReply, Vector
 from coterie.rng import seeded
 from coterie.server.hypotheses import average, initial_hypotheses, mean_validation
-from coterie.server.reseeding import Choices, ReseedSettings, reseed
+from coterie.server.reseeding import Choices, ReseedSettings, draws_of_round, reseed
 from coterie.server.roster import Roster
 from coterie.simulation import SimulatedRun, simulate
 from coterie.simulation.engines import BatchedEngine
@@ -42,7 +42,6 @@ class DeployedRounds:
         self.sizes = [layer.size for layer in layout.layers]
         self.noise = seeded(run.seed, "simulation", "noise")
         self.order = seeded(run.seed, "simulation", "order")
-        self.renewal = seeded(run.seed, "simulation", "reseed")
         self.draws: dict[str, Draws] = {}
 
     def play(self) -> tuple[Vector, ValidationReply | None, int]:
@@ -80,7 +79,9 @@ class DeployedRounds:
                 updates = [reply for reply in replies if isinstance(reply, UpdateReply)]
                 sent += len(updates)
                 averaged = average(self.hypotheses, updates, Assignment.CLIENT, Weighting.EQUAL)
-                renewed = reseed(averaged.hypotheses, averaged.counts, choices, reseeding, rng=self.renewal)
+                renewed = reseed(
+                    averaged.hypotheses, averaged.counts, choices, reseeding, rng=draws_of_round(self.run.seed, number)
+                )
                 self.hypotheses, choices = renewed.hypotheses, renewed.choices
             message = HypothesesMessage("any", self.run.rounds, self.task.name, self.hypotheses)
             held_out = [name for name in self.clients if self.roster.validates(name)]

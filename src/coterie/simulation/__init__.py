@@ -14,7 +14,7 @@ import torch
 from coterie.parameters import Layout, layout_of
 from coterie.rng import seeded
 from coterie.server.hypotheses import BestSoFar, initial_hypotheses
-from coterie.server.reseeding import Choices, ReseedSettings, collapsed, reseed
+from coterie.server.reseeding import Choices, ReseedSettings, collapsed, draws_of_round, reseed
 from coterie.simulation.engines import BatchedEngine, Engine, Floats, Vectors, best_hypotheses
 from coterie.simulation.privacy import mechanism_for, price_of
 from coterie.simulation.programs import programs_of
@@ -51,7 +51,8 @@ def simulate(
     rows = clients if isinstance(clients, Rows) else Rows.of(clients)
     model = task.build()
     layout = layout_of(model)
-    states = [_RunState(run, task, layout, rows) for run in runs]
+    samplers = {seed: Sampler(rows.names, run) for seed, run in {run.seed: run for run in runs}.items()}
+    states = [_RunState(run, task, layout, samplers[run.seed]) for run in runs]
     training = runs[0].training(task)
     with one_thread():
         if is_batched(task, layout, rows):
@@ -90,20 +91,19 @@ def one_thread() -> Iterator[None]:
 class _RunState:
     """What changes in the course of one run."""
 
-    def __init__(self, run: SimulatedRun, task: Task, layout: Layout, rows: Rows) -> None:
+    def __init__(self, run: SimulatedRun, task: Task, layout: Layout, sampler: Sampler) -> None:
         self.run = run
-        self.sampler = Sampler(rows.names, run)
+        self.sampler = sampler
         self.mechanism = mechanism_for(run, task, layout)
         self.noise = seeded(run.seed, "simulation", "noise")
         self.order = seeded(run.seed, "simulation", "order")
-        self.renewal = seeded(run.seed, "simulation", "reseed")
         self.hypotheses, _ = initial_hypotheses(task, run.hypotheses, run.seed, run.start)
         self.reseeding = ReseedSettings(reseed=run.reseed, after=run.reseed_after)
         self.choices = Choices()
         self.reseeded = 0
         self.best = BestSoFar()
         self.history: list[ValidationRecord] = []
-        self.participations = np.zeros(len(rows.names), np.int32)
+        self.participations = np.zeros(sampler.clients, np.int32)
         self.rounds = 0
 
     @property
@@ -157,7 +157,11 @@ class _Simulation:
             state.rounds = number
             state.participations[sampled[index]] += 1
             renewed = reseed(
-                hypotheses[index], counts[index].tolist(), state.choices, state.reseeding, rng=state.renewal
+                hypotheses[index],
+                counts[index].tolist(),
+                state.choices,
+                state.reseeding,
+                rng=draws_of_round(state.run.seed, number),
             )
             hypotheses[index], state.choices = renewed.hypotheses, renewed.choices
             state.reseeded += len(renewed.indices)

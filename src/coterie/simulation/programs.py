@@ -12,10 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
+from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from coterie.parameters import as_tensors, layout_of
 from coterie.tasks import Task
+
+aten = torch.ops.aten
 
 RowValues = Callable[[Tensor, Tensor], Tensor]  # outputs, targets -> one value a row
 
@@ -42,12 +45,12 @@ class Programs:
 
     def losses(self, hypotheses: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
         """Losses (S, k, rows) of S stacks of k hypotheses (S, k, n), each stack on its own rows (S, rows, …)."""
-        found: Tensor = self._evaluate(self._one_loss, hypotheses, inputs, targets)
+        found: Tensor = self._run(_evaluate, self._one_loss, hypotheses, inputs, targets)
         return found
 
     def losses_and_scores(self, hypotheses: Tensor, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """As ``losses``, and the scores beside them."""
-        losses, scores = self._evaluate(self._one_loss_and_score, hypotheses, inputs, targets)
+        losses, scores = self._run(_evaluate, self._one_loss_and_score, hypotheses, inputs, targets)
         return losses, scores
 
     def gradients(self, vectors: Tensor, inputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
@@ -55,8 +58,7 @@ class Programs:
 
         Dropout draws for each client on its own, from torch's global generator.
         """
-        batched = vmap(self._one_gradient, randomness="different")
-        found: Tensor = self._run(batched, True, vectors, inputs, targets, weights)
+        found: Tensor = self._run(_train, self._one_gradient, vectors, inputs, targets, weights)
         return found
 
     def can_batch(self, inputs: Tensor, targets: Tensor) -> bool:
@@ -68,9 +70,6 @@ class Programs:
         except Exception:  # whatever an own module's forward raises under vmap
             return False
         return True
-
-    def _evaluate(self, one: Callable[..., Any], hypotheses: Tensor, inputs: Tensor, targets: Tensor) -> Any:
-        return self._run(vmap(vmap(one, in_dims=(0, None, None))), False, hypotheses, inputs, targets)
 
     def _one_loss(self, vector: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
         return self._loss(self._outputs(as_tensors(vector, self._layout), inputs), targets)
@@ -91,18 +90,47 @@ class Programs:
         outputs: Tensor = functional_call(self._model, tensors, (inputs,))
         return outputs
 
-    def _run(self, function: Callable[..., Any], training: bool, *arguments: Tensor) -> Any:
-        key = (function.__qualname__, *((tensor.shape, tensor.dtype) for tensor in arguments))
+    def _run(self, batched: Callable[..., Any], one: Callable[..., Any], *arguments: Tensor) -> Any:
+        key = (one.__name__, *((tensor.shape, tensor.dtype) for tensor in arguments))
 
         def plain(*own: Tensor) -> Any:
-            """The function without the signature of the method in it, by which make_fx would count arguments."""
-            return function(*own)
+            """Without the signature of the method in it, by which make_fx would count the arguments."""
+            return batched(one)(*own)
 
         with torch.no_grad():
             if key not in self._recorded:
-                self._model.train(training)
-                self._recorded[key] = make_fx(plain)(*arguments).forward
+                self._model.train(batched is _train)
+                recorded = make_fx(plain)(*arguments)
+                _drop_idle_operations(recorded)
+                self._recorded[key] = recorded.forward
             return self._recorded[key](*arguments)
 
 
 _programs = lru_cache(maxsize=8)(Programs)
+
+
+def _evaluate(one: Callable[..., Any]) -> Callable[..., Any]:
+    return vmap(vmap(one, in_dims=(0, None, None)))
+
+
+def _train(one: Callable[..., Any]) -> Callable[..., Any]:
+    return vmap(one, randomness="different")
+
+
+def _drop_idle_operations(recorded: GraphModule) -> None:
+    """Remove what batching leaves behind and changes nothing: views and expansions to the same shape, x·1 and x^1.
+
+    They are a third of a small model's recording, and each costs as much as an operation that computes.
+    """
+    same_shape = {aten.expand.default, aten.view.default, aten._unsafe_view.default}
+    same_value = {aten.mul.Scalar, aten.pow.Tensor_Scalar}
+    for node in list(recorded.graph.nodes):
+        if node.target not in same_shape | same_value:
+            continue
+        source, value = node.args[0], node.args[1]
+        before, after = source.meta["val"], node.meta["val"]
+        like = (before.shape, before.dtype, before.stride()) == (after.shape, after.dtype, after.stride())
+        if like and (node.target in same_shape or value == 1):
+            node.replace_all_uses_with(source)
+            recorded.graph.erase_node(node)
+    recorded.recompile()

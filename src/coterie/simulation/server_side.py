@@ -20,6 +20,7 @@ class Sampler:
 
     def __init__(self, names: Sequence[str], run: SimulatedRun) -> None:
         """Raises ``CoterieError`` when fewer clients train than a round takes."""
+        self.clients = len(names)
         roster = Roster.split(names, run.validation_fraction, run.seed)
         places = np.array([position(name, run.seed) for name in names])
         in_order = np.argsort(places, kind="stable")
@@ -27,6 +28,7 @@ class Sampler:
         self.held_out: Counts = in_order[held_out]
         self._trainers: Counts = in_order[~held_out]
         self._run = run
+        self._last: tuple[int, Counts] = (0, self._trainers[:0])
         if run.clients_per_round > len(self._trainers):
             raise CoterieError(
                 f"Expected --clients-per-round to be at most {len(self._trainers)}, the clients that train of "
@@ -34,9 +36,14 @@ class Sampler:
             )
 
     def sample(self, round_number: int) -> Counts:
-        """The clients of a round (U,), as ``Roster.sample`` takes them."""
-        chooser = random.Random(f"{self._run.seed}/{round_number}")
-        return self._trainers[chooser.sample(range(len(self._trainers)), self._run.clients_per_round)]
+        """The clients of a round (U,), as ``Roster.sample`` takes them. The last one is remembered: runs of one seed
+        share their sampler.
+        """
+        if self._last[0] != round_number:
+            chooser = random.Random(f"{self._run.seed}/{round_number}")
+            chosen = chooser.sample(range(len(self._trainers)), self._run.clients_per_round)
+            self._last = round_number, self._trainers[chosen]
+        return self._last[1]
 
 
 def average_all(hypotheses: Vectors, chosen: Counts, vectors: Vectors) -> tuple[Vectors, Counts]:
