@@ -146,7 +146,7 @@ class KHypotheses(Strategy):
 
     def _one_round(self, grid: Grid, number: int, arrays: ArrayRecord) -> tuple[ArrayRecord, RoundRecord]:
         began, timeout, config = time.monotonic(), self._settings.round_timeout, ConfigRecord()
-        self._tally, self._validation, self._reseeded = _Tally(), None, ()
+        self._tally, self._validation = _Tally(), None
         requests = self.configure_train(number, arrays, config, grid)
         replies = grid.send_and_receive(requests, timeout=timeout)
         averaged, metrics = self.aggregate_train(number, replies)
