@@ -52,7 +52,9 @@ def _reply(holder: DataHolder, message: Message) -> Reply | None:
             return answer_train(holder, request, is_stale=lambda: is_stale(message))
         if message.metadata.message_type == "evaluate":
             return answer_validation(holder, HypothesesMessage.parse(fields))
-        return keep_model(holder, HypothesesMessage.parse(fields))
+        if message.metadata.message_type == "query":
+            return keep_model(holder, HypothesesMessage.parse(fields))
+        return Refusal("Expected a message of type train, evaluate or query")
     except MalformedMessage as error:
         return Refusal(f"malformed request: {error}")
 
@@ -74,7 +76,10 @@ def take_part(settings: ClientSettings, *, log: Callable[[str], None]) -> int:
 
     def run_one(data: ClientData) -> None:
         file = client_folder(settings, data.name) / LOG_FILE
-        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise CoterieError(f"Expected --state to be a writable folder, found: {error}") from error
 
         def to_file(line: str) -> None:
             with file.open("a", encoding="utf-8") as opened:

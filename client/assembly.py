@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from coterie.client.ledger import LEDGER_FILE, Ledger, Session
 from coterie.client.participation import DataHolder, Draws
@@ -49,6 +50,8 @@ def read_dataset(settings: ClientSettings, task: Task) -> Dataset:
     for client in found.clients[:wanted]:
         if client.rows == 0:
             raise CoterieError(f"Expected data holder {client.name!r} to have rows, found none")
+        if not (torch.isfinite(client.inputs).all() and torch.isfinite(client.targets).all()):
+            raise CoterieError(f"Expected finite numbers in the rows of {client.name!r}, found some that are not")
     return Dataset(found.clients[:wanted], found.notes)
 
 
@@ -106,8 +109,18 @@ def data_holder(
 
 
 def task_policy(settings: ClientSettings, task: Task) -> PrivacyPolicy:
-    """The policy that the settings mean for a task's model."""
-    return policy_for(settings, layout_of(task.build()), task.clipping_norm)
+    """The policy that the settings mean for a task's model.
+
+    Raises ``CoterieError`` for a budget below the cost of a single release: such a client could never train.
+    """
+    policy = policy_for(settings, layout_of(task.build()), task.clipping_norm)
+    each = policy.release_loss + (settings.selection_epsilon or 0.0)
+    if settings.budget * (1 + 1e-12) < each:
+        raise CoterieError(
+            f"Expected --budget of at least {each:.6g}, the cost of one release, found {settings.budget:g}: "
+            f"raise it, or --noise-multiplier"
+        )
+    return policy
 
 
 def _selection(settings: ClientSettings) -> RandomizedArgmin | ExponentialSelection | None:

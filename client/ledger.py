@@ -47,6 +47,11 @@ CREATE TABLE refusals (
     time REAL NOT NULL, run TEXT NOT NULL, round INTEGER NOT NULL, reason TEXT NOT NULL
 ) STRICT;
 """
+_KEYS = {
+    "releases": "id = NEW.id OR (run = NEW.run AND round = NEW.round)",
+    "noises": "release = NEW.release AND position = NEW.position",
+    "disclosures": "run = NEW.run AND round = NEW.round AND what = NEW.what",
+}
 _TABLES = ("sessions", "releases", "noises", "disclosures", "refusals")
 
 
@@ -120,6 +125,7 @@ class Ledger:
         Raises ``CoterieError`` for a missing, corrupt, foreign or unwritable file, before anything is trained.
         """
         self.path = path
+        self._writes = create
         if not create and not path.is_file():
             raise CoterieError(f"Expected a ledger at {path}, found none")
         try:
@@ -147,8 +153,9 @@ class Ledger:
         self._connection.close()
 
     def _failure(self, error: sqlite3.Error) -> CoterieError:
+        unsent = "; nothing was sent" if self._writes else ""
         return CoterieError(
-            f"Expected a usable ledger at {self.path}, found: {_line(error)}; nothing was sent: "
+            f"Expected a usable ledger at {self.path}, found: {_line(error)}{unsent}: "
             f"free the disk, or restore the file from a backup"
         )
 
@@ -167,6 +174,13 @@ class Ledger:
                         f"CREATE TRIGGER {table}_no_{action.lower()} BEFORE {action} ON {table} "
                         f"BEGIN SELECT RAISE(ABORT, 'rows of the ledger are immutable'); END"
                     )
+            # REPLACE would delete the old row without meeting the trigger above.
+            for table, same in _KEYS.items():
+                connection.execute(
+                    f"CREATE TRIGGER {table}_no_replace BEFORE INSERT ON {table} "
+                    f"WHEN EXISTS (SELECT 1 FROM {table} WHERE {same}) "
+                    f"BEGIN SELECT RAISE(ABORT, 'rows of the ledger are immutable'); END"
+                )
             connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
             connection.execute(f"PRAGMA user_version = {_VERSION}")
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from coterie.client.sanitize import Gate
 from coterie.client.selection import best_hypothesis, hypothesis_losses, mean_loss, mean_score
-from coterie.client.training import train
+from coterie.client.training import RoundOver, train
 from coterie.errors import CoterieError
 from coterie.mechanisms.accounting import pure_loss
 from coterie.mechanisms.randomness import NoiseSource
@@ -69,16 +69,18 @@ def answer_train(
     draws = holder.draws(request.round)
     losses = hypothesis_losses(holder.task, holder.model, request.hypotheses, holder.layout, holder.data)
     hypothesis = holder.gate.choose(losses, rng=draws.noise)
-    trained = train(
-        holder.task,
-        holder.model,
-        request.hypotheses[hypothesis],
-        holder.layout,
-        holder.data,
-        request.training,
-        rng=draws.order,
-    )
-    if is_stale():
+    try:
+        trained = train(
+            holder.task,
+            holder.model,
+            request.hypotheses[hypothesis],
+            holder.layout,
+            holder.data,
+            request.training,
+            rng=draws.order,
+            is_over=is_stale,
+        )
+    except RoundOver:
         return None
     return holder.gate.release(
         request, mechanism, hypothesis=hypothesis, trained=trained, rows=holder.data.rows, rng=draws.noise
@@ -101,6 +103,8 @@ def keep_model(holder: DataHolder, message: HypothesesMessage) -> Acknowledgemen
     """Keep the final hypothesis that fits best, fine-tuned on the own rows if wished: nothing leaves, no cost."""
     if (problem := _problem(holder, message)) is not None:
         return holder.gate.refuse(message, problem)
+    if not message.trained:
+        return holder.gate.refuse(message, "the run trained nothing: no model is kept, an earlier one stays")
     losses = hypothesis_losses(holder.task, holder.model, message.hypotheses, holder.layout, holder.data)
     best = best_hypothesis(losses)
     kept = message.hypotheses[best]

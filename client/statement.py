@@ -64,8 +64,8 @@ def _uncovered(settings: ClientSettings) -> Iterator[str]:
     if settings.validation:
         yield (
             "NOT covered: if the server holds this client out for validation, its loss and score leave as they are, "
-            "once a round, and it trains in no round of that run. A dishonest server can work out rows from such "
-            "numbers: say --no-validation unless you trust the server with them."
+            "once a round, and it trains in no round of that run; both are named by the server. A dishonest server can "
+            "work out rows from such numbers: say --no-validation unless you trust the server with them."
         )
     if settings.share_sample_count:
         yield "NOT covered: the number of rows, sent when the server weighs by samples."

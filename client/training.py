@@ -1,5 +1,7 @@
 """Local training: plain SGD from a hypothesis, in torch."""
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from torch import nn
@@ -8,6 +10,14 @@ from torch.func import functional_call
 from coterie.parameters import Layout, as_tensors
 from coterie.protocol import Vector
 from coterie.tasks import ClientData, Task, TrainingSettings
+
+
+class RoundOver(Exception):  # noqa: N818  (it names what happened)
+    """Training was given up, since nobody waits for its result any more."""
+
+
+def _never() -> bool:
+    return False
 
 
 def train(
@@ -19,12 +29,14 @@ def train(
     settings: TrainingSettings,
     *,
     rng: np.random.Generator,
+    is_over: Callable[[], bool] = _never,
 ) -> Vector:
     """``settings.epochs`` passes of SGD over shuffled batches, from ``start`` (n,); a new vector (n,).
 
     θ ← θ − s ∇ mean loss over the batch; the last batch of a pass may be smaller. ``rng`` orders the rows and
     seeds torch's generator (for dropout), whose global state is left as it was. Diverging training returns
-    non-finite numbers: the gate decides what becomes of them.
+    non-finite numbers: the gate decides what becomes of them. Raises ``RoundOver`` as soon as ``is_over()`` is true,
+    asked after every batch, so that no server can keep a client busy for longer than it waits itself.
     """
     vector = torch.from_numpy(start.copy()).requires_grad_()
     model.train()
@@ -38,4 +50,6 @@ def train(
                 (gradient,) = torch.autograd.grad(loss, vector)
                 with torch.no_grad():
                     vector -= settings.step_size * gradient
+                if is_over():
+                    raise RoundOver
     return vector.detach().numpy()

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from coterie.config import INTERRUPTED, Assignment, Reseed, RunSettings, Start, Weighting, load_settings
+from coterie.errors import CoterieError
 from coterie.mechanisms.events import Neighbourhood
 from coterie.terminal import one_command, say, terminable
 
@@ -78,6 +79,8 @@ def flower_server(
     print(describe(summary))
     if summary.stopped == INTERRUPTED:
         raise typer.Exit(130)
+    if not summary.updates:
+        raise CoterieError("Expected updates to average, found none: see the refusals and failures above")
 
 
 def main() -> None:

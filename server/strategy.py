@@ -104,8 +104,8 @@ class KHypotheses(Strategy):
             self._wait_for_clients()
             began = time.monotonic()
             for number in range(1, self._settings.rounds + 1):
-                if not self._wait_for_trainers():
-                    stopped = "every client that is left has spent its budget"
+                if (reason := self._nobody_trains()) is not None:
+                    stopped = reason
                     break
                 arrays, record = self._one_round(grid, number, arrays)
                 rounds.append(record)
@@ -138,9 +138,11 @@ class KHypotheses(Strategy):
     def deliver(self, grid: Grid, outcome: Outcome) -> int:
         """Tell every online client, trained or not, that the run is over, with the models; how many have them."""
         number = max(len(outcome.rounds), 1)
-        message = HypothesesMessage(self._run, number, self._task.name, outcome.hypotheses)
+        trained = any(sum(record.clients_per_hypothesis) for record in outcome.rounds)
+        message = HypothesesMessage(self._run, number, self._task.name, outcome.hypotheses, trained)
         questions = self._messages(message.to_fields(), self._online(), "query", number)
-        self._log(f"handing the models to {len(questions)} clients")
+        what = "handing the models to" if trained else "nothing was trained: telling so to"
+        self._log(f"{what} {len(questions)} clients")
         replies = grid.send_and_receive(questions, timeout=self._settings.round_timeout)
         return len(self._sort_out(replies, Acknowledgement))
 
@@ -314,22 +316,25 @@ class KHypotheses(Strategy):
                 f"takes all of them (validation_fraction is {settings.validation_fraction:g})"
             )
 
-    def _wait_for_trainers(self) -> bool:
-        """Wait until a client that may train is online; False when none is left that may.
+    def _nobody_trains(self) -> str | None:
+        """None once a client that may train is online; the reason to stop when none is left, or none comes back.
 
-        Once some budgets are spent, those that have only gone away are waited for as long as a round takes at most.
+        Once some budgets are spent, the others are waited for as long as a round takes at most; otherwise, as after
+        a network failure, ten times as long.
         """
-        said, began = False, time.monotonic()
+        said, began, timeout = False, time.monotonic(), self._settings.round_timeout
         while not self._online_trainers():
             trainers = {name for name in self._known if not self._split(self._known).validates(name)}
-            late = time.monotonic() - began > self._settings.round_timeout
-            if self._exhausted and (trainers <= self._exhausted or late):
-                return False
+            waited = time.monotonic() - began
+            if self._exhausted and (trainers <= self._exhausted or waited > timeout):
+                return "every client that is left has spent its budget"
+            if waited > 10 * timeout:
+                return f"no client that trains came back in {waited:.0f} s"
             if not said:
                 self._log("no client that trains is online: waiting")
                 said = True
             time.sleep(_POLL_SECONDS)
-        return True
+        return None
 
     def _split(self, names: Iterable[str]) -> Roster:
         if self._roster is None:

@@ -199,3 +199,12 @@ def test_a_state_folder_in_use(error_of: Say, tmp_path: Path) -> None:
 )
 def test_coterie_commands(error_of: Say, options: tuple[object, ...], said: str) -> None:
     assert said in error_of(coterie, *options)
+
+
+def test_a_budget_below_one_release_is_an_error_at_once(error_of: Say) -> None:
+    options = ("--task", "synthetic", "--state", "s", "--noise-multiplier", 2, "--budget", 0.9)
+    assert error_of(flower_client, *options).startswith("Expected --budget of at least 1, the cost of one release")
+
+
+def test_a_payment_beyond_single_precision(client: Say) -> None:
+    assert "finite" in client(HEADER, GOOD, ROW.format(provider="10001", zip="36301", payment="$1e300"))

@@ -16,8 +16,8 @@ INTERRUPTED = "interrupted"  # why a run stopped: Ctrl-C or SIGTERM
 
 # Strict: a file's `true` is no number.
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
-PositiveInt = Annotated[int, Field(ge=1, strict=True)]
-Count = Annotated[int, Field(ge=0, strict=True)]
+PositiveInt = Annotated[int, Field(ge=1, le=2**31 - 1, strict=True)]
+Count = Annotated[int, Field(ge=0, le=2**31 - 1, strict=True)]
 Fraction = Annotated[float, Field(ge=0, lt=1, strict=True)]
 
 
@@ -74,7 +74,7 @@ class RunSettings(_Settings):
 
     listen: str = "127.0.0.1:9092"
     task: str
-    hypotheses: PositiveInt = 3
+    hypotheses: Annotated[int, Field(ge=1, le=1000, strict=True)] = 3
     rounds: PositiveInt = 20
     clients_per_round: PositiveInt = 10
     min_clients: PositiveInt = 2

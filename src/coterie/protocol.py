@@ -104,16 +104,17 @@ class TrainRequest:
 
 @dataclass(frozen=True)
 class HypothesesMessage:
-    """The k hypotheses to be validated on held-out data, or, at the end of a run, to be kept."""
+    """The k hypotheses to be validated on held-out data, or, at the end of a run, to be kept if they were trained."""
 
     run: str
     round: int
     task: str
     hypotheses: Vector  # (k, n)
+    trained: bool = True
 
     def to_fields(self) -> Fields:
         """The message as plain fields."""
-        scalars: dict[str, Scalar] = {"run": self.run, "round": self.round, "task": self.task}
+        scalars: dict[str, Scalar] = {"run": self.run, "round": self.round, "task": self.task, "trained": self.trained}
         return Fields(scalars, {"hypotheses": self.hypotheses})
 
     @classmethod
@@ -125,6 +126,7 @@ class HypothesesMessage:
             round=take.positive_integer("round"),
             task=take.text("task"),
             hypotheses=_hypotheses(fields),
+            trained=take.boolean("trained"),
         )
 
 

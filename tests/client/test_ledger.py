@@ -136,6 +136,16 @@ def test_rows_are_immutable(path: Path, table: str, statement: str) -> None:
         other.execute(statement.format(table))
 
 
+@pytest.mark.parametrize("table", ["releases", "noises", "disclosures"])
+def test_a_row_is_not_replaced_either(path: Path, table: str) -> None:
+    """REPLACE deletes the old row without meeting a DELETE trigger."""
+    with Ledger(path, create=True) as ledger:
+        ledger.record_release(a_release(1), budget=100)
+        ledger.record_disclosure("run", 1, "loss")
+    with sqlite3.connect(path) as other, pytest.raises(sqlite3.Error, match="immutable"):
+        other.execute(f"INSERT OR REPLACE INTO {table} SELECT * FROM {table}")
+
+
 def test_second_release_in_a_round_is_refused(path: Path) -> None:
     with Ledger(path, create=True) as ledger:
         ledger.record_release(a_release(1), budget=100)

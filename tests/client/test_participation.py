@@ -109,7 +109,28 @@ def test_freshness_is_asked_after_the_training_not_before(
 
     monkeypatch.setattr("coterie.client.participation.train", watched)
     answer_train(open_holder(), train_request(), is_stale=stale)
-    assert seen == ["trained", "asked"]
+    assert seen[0] == "trained"
+    assert set(seen[1:]) == {"asked"}
+
+
+def test_training_that_nobody_waits_for_is_given_up(open_holder: Holder, train_request: Request) -> None:
+    """A server may ask for two thousand million epochs; the client stops when the round is over, and pays nothing."""
+    answers = iter([False] * 3 + [True] * 10)
+    endless = replace(train_request(), training=TrainingSettings(epochs=2**31 - 1, step_size=0.01, batch_size=5))
+    holder = open_holder()
+    assert answer_train(holder, endless, is_stale=lambda: next(answers)) is None
+    assert holder.gate.ledger.releases() == []
+
+
+def test_a_run_that_trained_nothing_leaves_an_earlier_model_alone(
+    open_holder: Holder, train_request: Request, tmp_path: Path
+) -> None:
+    holder = open_holder()
+    keep_model(holder, the_message(train_request(), run="good"))
+    before = (tmp_path / "state" / MODEL_FILE).read_bytes()
+    reply = keep_model(holder, replace(the_message(train_request(), run="empty"), trained=False))
+    assert isinstance(reply, Refusal)
+    assert (tmp_path / "state" / MODEL_FILE).read_bytes() == before
 
 
 WRONG = [

@@ -22,6 +22,8 @@ Layers = Annotated[str | None, typer.Option(help="Layer sizes in place of --dime
 Delta = Annotated[float, typer.Option(help="δ of the (ε, δ) prices, above 0 and below 1.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object; null stands for infinite.")]
 
+_MOST_ROUNDS = 10_000_000
+
 
 def account(
     noise_multiplier: Annotated[float, typer.Option(help="ν: the noise's mean norm over the radius of the update.")],
@@ -35,6 +37,7 @@ def account(
     from coterie.mechanisms.calibration import planned_ledger
 
     sizes = _sizes(dimension, layers)
+    _check_rounds(rounds)
     plan = planned_ledger(layers=sizes, noise_multiplier=noise_multiplier, rounds=rounds)
     price, limit = plan.price(delta=delta), plan.gaussian_limit(delta=delta)
     answer = {
@@ -90,6 +93,7 @@ def calibrate(
     sizes = _sizes(dimension, layers)
     if plot is not None:
         _check_plot(plot)
+    _check_rounds(rounds)
     found = noise_multipliers(epsilon=epsilon, delta=delta, rounds=rounds, layers=sizes)
     answer: dict[str, Any] = {
         "dimension": sum(sizes),
@@ -226,3 +230,9 @@ def _finite(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _check_rounds(rounds: int) -> None:
+    """Tables of composed losses grow with the rounds: beyond this they would fill the memory."""
+    if rounds > _MOST_ROUNDS:
+        raise CoterieError(f"Expected at most {_MOST_ROUNDS:,} rounds, found {rounds:,}")

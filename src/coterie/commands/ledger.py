@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from coterie.client.ledger import Ledger, find_ledgers
+from coterie.errors import CoterieError
 from coterie.mechanisms.accounting import Accountant
 from coterie.mechanisms.events import ReleaseEvent
 
@@ -33,10 +34,21 @@ def ledger(
     as_json: Annotated[bool, typer.Option("--json", help="Print a list with one object a client.")] = False,
 ) -> None:
     """Show the privacy ledger of each client in FOLDER."""
-    rows = [summary_of(path) for path in find_ledgers(folder)]
+    rows, problems = [], []
+    for path in find_ledgers(folder):
+        try:
+            rows.append(summary_of(path))
+        except CoterieError as error:
+            problems.append(str(error))
     if as_json:
         print(json.dumps(rows, indent=2))
-        return
+    else:
+        _show(rows)
+    if problems:
+        raise CoterieError("; ".join(problems))
+
+
+def _show(rows: list[dict[str, Any]]) -> None:
     table = Table(title="Privacy ledgers", box=box.SIMPLE, padding=(0, 0, 0, 1), pad_edge=False)
     table.add_column(_COLUMNS["client"], overflow="fold", min_width=18)
     for title in list(_COLUMNS.values())[1:]:
