@@ -87,7 +87,7 @@ def describe(summary: Summary) -> str:
     if summary.collapsed:
         lines.append(
             f"warning: the clusters had collapsed by round {summary.best_round}: nearly all updates went to one "
-            "hypothesis; compare with --hypotheses 1, another --start or --seed"
+            "hypothesis; try --reseed on, another --start or --seed, and compare with --hypotheses 1"
         )
     if summary.metric is not None:
         lines.append(
