@@ -19,7 +19,7 @@ from rich.table import Table
 
 CLIENTS = 20
 TRAINERS = 14  # the other six are held out
-ROUNDS = 15
+ROUNDS = 20
 NOISE_MULTIPLIER = 5
 BUDGET = 5000
 FOLDER = Path("demo-run")
@@ -41,7 +41,7 @@ def federate(hypotheses: int, out: Path) -> dict[str, Any]:
     server_command = [
         *(str(BIN / "flower-server"), "--task", "digits", "--listen", address, "--hypotheses", str(hypotheses)),
         *("--rounds", str(ROUNDS), "--clients-per-round", str(TRAINERS), "--min-clients", str(CLIENTS)),
-        *("--validation-fraction", "0.3", "--validate-every", "5", "--out", str(out)),
+        *("--validation-fraction", "0.3", "--validate-every", "5", "--reseed-after", "3", "--out", str(out)),
     ]
     client_command = [
         *(str(BIN / "flower-client"), "--task", "digits", "--server", address, "--fleet", str(CLIENTS)),
