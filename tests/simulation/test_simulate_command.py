@@ -74,7 +74,7 @@ def test_a_table_for_people_with_what_the_price_leaves_out(tmp_path: Path) -> No
         ((*SMALL, "--clients-per-round", 101), "at most 80, the clients that train of 100, found 101"),
         ((*SMALL, "--sweep", "x=1", "--out", "out"), "NAME one of k, nu, C, T, found 'x=1'"),
         ((*SMALL, "--sweep", "k=1"), "Expected --out DIR with --sweep"),
-        ((*SMALL, "--seeds", 0), "--seeds to be at least 1"),
+        ((*SMALL, "--seeds", 0), "--seeds to be from 1 to 10000, found 0"),
         ((*SMALL, "--clients", 0), "--clients to be at least 1"),
         ((*SMALL, "--partition-by", "x"), "--partition-by"),
         ((*SMALL, "--out", "/dev/null/x"), "Expected to write to --out"),

@@ -86,6 +86,24 @@ def test_finished_points_are_not_run_again_and_more_can_be_added(
     assert simulated == []
 
 
+def test_many_runs_are_cut_in_stacks_and_a_point_is_kept_when_its_last_seed_is_done(
+    brisk: Brisk, tmp_path: Path, simulated: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task, clients = brisk
+    whole = swept(task, clients, None, "nu=3,0", seeds=3)
+    monkeypatch.setattr(sweep, "_RUNS_AT_ONCE", 4)
+    assert simulated == [6]
+    cut = swept(task, clients, tmp_path, "nu=3,0", seeds=3)
+    assert simulated == [6, 4, 2]
+    assert [r["seed"] for r in cut] == [0, 1, 2, 0, 1, 2]
+    assert [r["metric"] for r in cut] == pytest.approx([r["metric"] for r in whole], rel=1e-5)
+    # 4 clients of 11 parameters a round: no stack of more than one run fits in 50 numbers.
+    monkeypatch.setattr(sweep, "_NUMBERS_AT_ONCE", 50)
+    simulated.clear()
+    swept(task, clients, None, "nu=3", seeds=3)
+    assert simulated == [1, 1, 1]
+
+
 def test_results_are_written_as_csv_json_and_a_picture(brisk: Brisk, tmp_path: Path) -> None:
     task, clients = brisk
     records = swept(task, clients, tmp_path, "nu=0,3")

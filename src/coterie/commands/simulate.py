@@ -59,14 +59,14 @@ def simulate(
     """Simulate federated runs on this machine: for choosing k, ν, C and T. The noise is seeded and protects nobody."""
     from coterie.simulation.rows import Rows
     from coterie.simulation.settings import SimulatedRun
-    from coterie.simulation.sweep import Sweep, grid, run_sweep
+    from coterie.simulation.sweep import MOST_SEEDS, Sweep, grid, run_sweep
     from coterie.tasks import load_task
 
     points = grid(sweep or [])
     if sweep and out is None:
         raise CoterieError("Expected --out DIR with --sweep, found none: finished grid points are kept there")
-    if seeds < 1:
-        raise CoterieError(f"Expected --seeds to be at least 1, found {seeds}")
+    if not 1 <= seeds <= MOST_SEEDS:
+        raise CoterieError(f"Expected --seeds to be from 1 to {MOST_SEEDS}, found {seeds}")
     base = SimulatedRun(
         hypotheses=hypotheses,
         noise_multiplier=noise_multiplier,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from coterie.errors import CoterieError
+from coterie.parameters import layout_of
 from coterie.simulation import SimulatedRun, simulate
 from coterie.simulation.rows import Rows
 from coterie.storage import write_atomically
@@ -24,6 +25,8 @@ SWEPT: Mapping[str, tuple[str, type[int] | type[float]]] = {
     "C": ("clipping_norm", float),
     "T": ("rounds", int),
 }
+MOST_SEEDS = 10_000
+_NUMBERS_AT_ONCE = 4_000_000  # parameters of all sampled clients of a stack, unless one run has more
 _RUNS_AT_ONCE = 30  # beyond it stacking gains little, and an interruption loses more
 
 Point = dict[str, int | float]  # a value for each swept letter
@@ -82,26 +85,25 @@ def run_sweep(task: Task, rows: Rows, sweep: Sweep, *, advance: Callable[[int], 
             if (records := _read_point(_point_file(folder, sweep.points[index]), runs, content)) is not None:
                 found[index] = records
                 advance(sum(run.rounds for run in runs))
-    for stack in _stacks(plan, found):
-        runs = [run for index in stack for run in plan[index]]
+    for stack in _stacks(plan, found, layout_of(task.build()).size):
+        runs = [run for _, run in stack]
         told = _Told(advance)
-        results = iter(simulate(task, rows, runs, on_round=told))
-        for index in stack:
-            point = sweep.points[index]
-            found[index] = [{**point, **next(results).summary()} for _ in plan[index]]
-            if folder is not None:
-                _write_point(_point_file(folder, point), plan[index], content, found[index])
+        for (index, _), result in zip(stack, simulate(task, rows, runs, on_round=told), strict=True):
+            records = found.setdefault(index, [])
+            records.append({**sweep.points[index], **result.summary()})
+            if folder is not None and len(records) == sweep.seeds:
+                _write_point(_point_file(folder, sweep.points[index]), plan[index], content, records)
         advance(sum(run.rounds for run in runs) - told.rounds)  # what patience saved
-    records = [record for index in plan for record in found[index]]
+    everything = [record for index in plan for record in found[index]]
     if folder is not None:
         with _writing(folder):
-            write_atomically(folder / "results.json", _json(records))
-            write_atomically(folder / "results.csv", _csv(records))
+            write_atomically(folder / "results.json", _json(everything))
+            write_atomically(folder / "results.csv", _csv(everything))
             if len(sweep.points) > 1:
                 from coterie.simulation.plot import sweep_plot
 
-                write_atomically(folder / "sweep.png", sweep_plot(records))
-    return records
+                write_atomically(folder / "sweep.png", sweep_plot(everything))
+    return everything
 
 
 class _Told:
@@ -116,15 +118,18 @@ class _Told:
         self._advance(rounds)
 
 
-def _stacks(plan: Mapping[int, list[SimulatedRun]], found: Mapping[int, Any]) -> Iterator[list[int]]:
-    """The points still to run, together where they may share tensors."""
-    alike: dict[SimulatedRun, list[int]] = {}
+def _stacks(
+    plan: Mapping[int, list[SimulatedRun]], found: Mapping[int, Any], parameters: int
+) -> Iterator[list[tuple[int, SimulatedRun]]]:
+    """The runs still to make, each with its point, together where they may share tensors."""
+    alike: dict[SimulatedRun, list[tuple[int, SimulatedRun]]] = {}
     for index, runs in plan.items():
         if index not in found:
-            alike.setdefault(replace(runs[0], noise_multiplier=0.0, clipping_norm=None), []).append(index)
-    for indices in alike.values():
-        at_once = max(1, _RUNS_AT_ONCE // len(plan[indices[0]]))
-        yield from (indices[first : first + at_once] for first in range(0, len(indices), at_once))
+            like = replace(runs[0], noise_multiplier=0.0, clipping_norm=None)
+            alike.setdefault(like, []).extend((index, run) for run in runs)
+    for like, stack in alike.items():
+        at_once = max(1, min(_RUNS_AT_ONCE, _NUMBERS_AT_ONCE // (like.clients_per_round * parameters)))
+        yield from (stack[first : first + at_once] for first in range(0, len(stack), at_once))
 
 
 def _fingerprint(task: Task, rows: Rows) -> str:
