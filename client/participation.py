@@ -104,7 +104,7 @@ def keep_model(holder: DataHolder, message: HypothesesMessage) -> Acknowledgemen
     if (problem := _problem(holder, message)) is not None:
         return holder.gate.refuse(message, problem)
     if not message.trained:
-        return holder.gate.refuse(message, "the run trained nothing: no model is kept, an earlier one stays")
+        return Refusal("the run trained nothing: no model is kept, an earlier one stays")
     losses = hypothesis_losses(holder.task, holder.model, message.hypotheses, holder.layout, holder.data)
     best = best_hypothesis(losses)
     kept = message.hypotheses[best]

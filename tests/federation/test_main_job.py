@@ -110,11 +110,13 @@ def test_a_server_that_proposes_less_noise_is_refused_with_a_reason_that_it_logs
     )
     _, said = server.communicate(timeout=PATIENCE)
     fleet.communicate(timeout=PATIENCE)
-    assert server.returncode == 0
+    assert server.returncode == 2
+    assert "error: Expected updates to average, found none" in said
     reason = "noise multiplier 1.5 proposed, at least 2 accepted"
     assert said.count(f"refused: {reason}") == 2
     assert json.loads((tmp_path / "out/summary.json").read_text())["refusals"] == {reason: 2}
     assert [(row["releases"], row["refused"]) for row in ledgers(run, tmp_path / "state")] == [(0, 1), (0, 1)]
+    assert not list((tmp_path / "state").glob("*/model.safetensors"))  # a random start is nobody's model
 
 
 def test_ctrl_c_keeps_what_there_is_and_the_clients_hear_of_it(run: Run, address: str, tmp_path: Path) -> None:
