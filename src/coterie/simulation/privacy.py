@@ -5,12 +5,13 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from coterie.client.policy import policy_for
 from coterie.config import ClientSettings
 from coterie.errors import CoterieError
 from coterie.mechanisms.accounting import Accountant
-from coterie.mechanisms.events import UpdateRelease
+from coterie.mechanisms.events import ReleaseEvent, SelectionRelease
 from coterie.mechanisms.layerwise import LayerwiseLaplace
 from coterie.parameters import Layout
 from coterie.protocol import PrivacyProposal, Refusal
@@ -20,15 +21,23 @@ from coterie.tasks import Task
 
 DELTA = 1e-5
 
+_UNPROTECTED = "this simulation's own noise is seeded and protects nobody"
 UNCOVERED_NOTE = (
     "the price is of the updates that one client sends, had the run been a deployed one: which hypothesis was chosen "
-    "and the losses of held-out clients are not covered, and this simulation's own noise is seeded and protects nobody"
+    f"and the losses of held-out clients are not covered, and {_UNPROTECTED}"
+)
+COVERED_NOTE = (
+    "the price is of the updates that one client sends and of its private choices of a hypothesis, had the run been a "
+    f"deployed one: the losses of held-out clients are not covered, and {_UNPROTECTED}"
 )
 
 
 @dataclass(frozen=True)
 class SimulatedPrice:
-    """What the updates of the most active client would cost: ``mechanisms.accounting.Price`` within the radius."""
+    """What the releases of the most active client would cost: ``mechanisms.accounting.Price`` within the radius.
+
+    ``releases`` counts its updates; a private choice of the hypothesis before each is in the price.
+    """
 
     releases: int
     pure: float
@@ -56,18 +65,63 @@ def mechanism_for(run: SimulatedRun, task: Task, layout: Layout) -> LayerwiseLap
     return found
 
 
-def price_of(mechanism: LayerwiseLaplace | None, releases: int) -> SimulatedPrice | None:
-    """The price of ``releases`` of one client at δ = 1e-5; None where there is no noise, which no price describes."""
+def price_of(
+    mechanism: LayerwiseLaplace | None, releases: int, choice: SelectionRelease | None = None
+) -> SimulatedPrice | None:
+    """The price of ``releases`` of one client at δ = 1e-5; None where there is no noise, which no price describes.
+
+    ``choice`` is the record of the private choice of a hypothesis that comes before each update, None for the plain
+    one, which no price covers.
+    """
+    return None if mechanism is None else _price(_events(mechanism, choice), releases)
+
+
+@dataclass(frozen=True)
+class ParticipantPrices:
+    """What each of N clients' releases cost, by how often it took part: ``pure`` and ``tight`` are (N,), and 0 for
+    a client that never did. ``formal`` and ``notes`` are those of the most active client's ``SimulatedPrice``.
+    """
+
+    pure: NDArray[np.float64]
+    tight: NDArray[np.float64]
+    delta: float
+    formal: bool
+    notes: tuple[str, ...]
+
+
+def prices_of_all(
+    mechanism: LayerwiseLaplace | None, participations: NDArray[np.integer], choice: SelectionRelease | None = None
+) -> ParticipantPrices | None:
+    """``price_of`` for every client, from how many times each released, ``participations`` (N,), N ≥ 1.
+
+    Clients with the same count pay the same, so that each distinct count is priced once: a million clients take
+    little longer than the few counts among them. None where there is no noise. Of a run's result:
+    ``prices_of_all(mechanism_for(run, task, layout), result.participations)``.
+    """
     if mechanism is None:
         return None
-    # The event of any release will do: within the radius each costs n/ν.
-    event = mechanism.release(np.zeros(sum(mechanism.sizes)), rng=seeded(0, "event")).event
-    return _price(event, releases)
+    events = _events(mechanism, choice)
+    counts, kinds = np.unique(participations, return_inverse=True)
+    prices = [_price(events, count) for count in counts.tolist()]
+    return ParticipantPrices(
+        pure=np.array([price.pure for price in prices])[kinds],
+        tight=np.array([price.tight for price in prices])[kinds],
+        delta=DELTA,
+        formal=prices[-1].formal,
+        notes=prices[-1].notes,
+    )
+
+
+def _events(mechanism: LayerwiseLaplace, choice: SelectionRelease | None) -> tuple[ReleaseEvent, ...]:
+    """What one release adds to a ledger. The update's event of any release will do: each costs n/ν in its radius."""
+    update = mechanism.release(np.zeros(sum(mechanism.sizes)), rng=seeded(0, "event")).event
+    return (update,) if choice is None else (choice, update)
 
 
 @lru_cache(maxsize=1024)
-def _price(event: UpdateRelease, releases: int) -> SimulatedPrice:
+def _price(events: tuple[ReleaseEvent, ...], releases: int) -> SimulatedPrice:
     accountant = Accountant()
-    accountant.add([event], times=releases)
+    accountant.add(events, times=releases)
     price = accountant.price(delta=DELTA)
-    return SimulatedPrice(releases, price.pure, price.tight, DELTA, price.formal, (*price.notes, UNCOVERED_NOTE))
+    covers = UNCOVERED_NOTE if len(events) == 1 else COVERED_NOTE
+    return SimulatedPrice(releases, price.pure, price.tight, DELTA, price.formal, (*price.notes, covers))
