@@ -62,7 +62,12 @@ class Reseeded:
 
 
 def reseed(
-    hypotheses: Vector, counts: Sequence[int], choices: Choices, settings: ReseedSettings, *, rng: np.random.Generator
+    hypotheses: Vector,
+    counts: Sequence[int],
+    choices: Choices,
+    settings: ReseedSettings,
+    *,
+    rng: Callable[[], np.random.Generator],
 ) -> Reseeded:
     """Put a perturbed copy of the most populated hypothesis in the place of each idle one.
 
@@ -72,7 +77,8 @@ def reseed(
     ``perturbation``·‖θ_m‖₂, whatever the scale of the parameters. It then has ``after`` rounds before it can be
     idle again. All others stay as they are, and the input is not written to. Copies are held inside float32's range.
 
-    Nothing is re-seeded before ``after`` rounds with updates have passed; a round without any changes nothing.
+    Nothing is re-seeded before ``after`` rounds with updates have passed; a round without any changes nothing. ``rng``
+    makes the generator of z: it is called in the few rounds that re-seed, as making one takes longer than the rest.
     With ``reseed`` off the hypotheses are those of the published algorithm, and only the counts are remembered.
     """
     if not any(counts):
@@ -85,9 +91,10 @@ def reseed(
     largest = hypotheses[int(np.argmax(np.sum(recent, axis=0)))].astype(np.float64)
     deviation = settings.perturbation * np.sqrt(np.mean(largest**2))
     renewed = hypotheses.copy()
+    draws = rng()
     limit = float(np.finfo(np.float32).max)
     for j in idle:
-        renewed[j] = np.clip(largest + deviation * rng.standard_normal(largest.size), -limit, limit)
+        renewed[j] = np.clip(largest + deviation * draws.standard_normal(largest.size), -limit, limit)
     ages = tuple(0 if j in idle else age for j, age in enumerate(ages))
     return Reseeded(renewed, Choices(recent, ages), idle)
 
@@ -138,6 +145,6 @@ def _idle(recent: Sequence[Sequence[int]], settings: ReseedSettings) -> tuple[in
     """The hypotheses that had none, or less than their least share, of the choices of ``after`` rounds."""
     if len(recent) < settings.after:
         return ()
-    chosen = np.sum(recent, axis=0)
-    least = min(settings.share, 0.5 / len(chosen)) * chosen.sum()
-    return tuple(int(j) for j in np.flatnonzero((chosen == 0) | (chosen < least)))
+    chosen = [sum(counts) for counts in zip(*recent, strict=True)]
+    least = min(settings.share, 0.5 / len(chosen)) * sum(chosen)
+    return tuple(j for j, count in enumerate(chosen) if count == 0 or count < least)

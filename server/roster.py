@@ -1,9 +1,13 @@
 """Who trains and who validates: by a hash of each client's identity, the same in every run of a seed."""
 
 import hashlib
-import random
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.rng import seeded
 
 
 @dataclass(frozen=True)
@@ -27,9 +31,13 @@ class Roster:
     def sample(self, trainers: Iterable[str], size: int, round_number: int) -> list[str]:
         """``size`` trainers (or all, if there are fewer) without replacement, fixed by seed, round and set."""
         ordered = sorted(trainers, key=lambda identity: position(identity, self.seed))
-        # random.Random, not numpy: Flower's node ids are uint64, which rng.choice would turn into floats.
-        chooser = random.Random(f"{self.seed}/{round_number}")
-        return chooser.sample(ordered, min(size, len(ordered)))
+        return [ordered[place] for place in sampled(len(ordered), size, self.seed, round_number)]
+
+
+def sampled(trainers: int, size: int, seed: int, round_number: int) -> NDArray[np.int64]:
+    """The places of ``size`` of ``trainers`` (or of all, if there are fewer), uniform without replacement."""
+    chooser = seeded(seed, "sample", round_number)
+    return chooser.choice(trainers, min(size, trainers), replace=False, shuffle=False)
 
 
 def position(identity: str, seed: int) -> float:

@@ -223,7 +223,7 @@ class KHypotheses(Strategy):
         counts = {f"clients-{j}": count for j, count in enumerate(averaged.counts)}
         renewed = reseed(
             *(averaged.hypotheses, averaged.counts, self._choices, ReseedSettings.of(settings)),
-            rng=draws_of_round(settings.seed, server_round),
+            rng=lambda: draws_of_round(settings.seed, server_round),
         )
         self._choices, self._reseeded = renewed.choices, renewed.indices
         return _pack(renewed.hypotheses), MetricRecord(dict(counts))

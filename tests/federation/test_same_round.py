@@ -2,6 +2,7 @@
 
 import sys
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -83,7 +84,7 @@ def _by_functions(deployed_state: Path, state: Path, assignment: Assignment) -> 
             averaged = average(hypotheses, updates, assignment, Weighting.EQUAL)
             renewed = reseed(
                 *(averaged.hypotheses, averaged.counts, choices, ReseedSettings(after=RESEED_AFTER)),
-                rng=draws_of_round(SEED, number),
+                rng=partial(draws_of_round, SEED, number),
             )
             hypotheses, choices, reseeded = renewed.hypotheses, renewed.choices, reseeded + len(renewed.indices)
     assert reseeded, "these rounds should show the server's re-seeding too"

@@ -1,6 +1,7 @@
 """Second chances for idle hypotheses, starts, and the warning that clusters have collapsed."""
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 import numpy as np
 import pytest
@@ -31,7 +32,7 @@ def rounds(
     """Re-seeding after each of the rounds, whose updates changed nothing."""
     state, made = Reseeded(hypotheses, Choices(), ()), list[Reseeded]()
     for number, row in enumerate(counts, 1):
-        state = reseed(state.hypotheses, row, state.choices, settings, rng=draws_of_round(seed, number))
+        state = reseed(state.hypotheses, row, state.choices, settings, rng=partial(draws_of_round, seed, number))
         made.append(state)
     return made
 
@@ -242,7 +243,9 @@ def two_groups(seed: int, settings: ReseedSettings, start: Start) -> tuple[Vecto
             vector = hypotheses[j] + 0.5 * (wanted - hypotheses[j]) + 0.2 * noise.standard_normal(2)
             updates.append(UpdateReply("r", vector.astype(np.float32), j, None))
         averaged = average(hypotheses, updates, Assignment.CLIENT, Weighting.EQUAL)
-        made = reseed(averaged.hypotheses, averaged.counts, choices, settings, rng=draws_of_round(seed, number))
+        made = reseed(
+            averaged.hypotheses, averaged.counts, choices, settings, rng=partial(draws_of_round, seed, number)
+        )
         hypotheses, choices = made.hypotheses, made.choices
         history.append(averaged.counts)
     return hypotheses, history

@@ -2,6 +2,7 @@
 
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -80,7 +81,11 @@ class DeployedRounds:
                 sent += len(updates)
                 averaged = average(self.hypotheses, updates, Assignment.CLIENT, Weighting.EQUAL)
                 renewed = reseed(
-                    averaged.hypotheses, averaged.counts, choices, reseeding, rng=draws_of_round(self.run.seed, number)
+                    averaged.hypotheses,
+                    averaged.counts,
+                    choices,
+                    reseeding,
+                    rng=partial(draws_of_round, self.run.seed, number),
                 )
                 self.hypotheses, choices = renewed.hypotheses, renewed.choices
             message = HypothesesMessage("any", self.run.rounds, self.task.name, self.hypotheses)

@@ -7,6 +7,7 @@ costs. **Noise here is seeded: a simulation protects nobody's data.**
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import torch
@@ -161,7 +162,7 @@ class _Simulation:
                 counts[index].tolist(),
                 state.choices,
                 state.reseeding,
-                rng=draws_of_round(state.run.seed, number),
+                rng=partial(draws_of_round, state.run.seed, number),
             )
             hypotheses[index], state.choices = renewed.hypotheses, renewed.choices
             state.reseeded += len(renewed.indices)

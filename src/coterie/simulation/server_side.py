@@ -1,6 +1,5 @@
 """The server's part of a round, for S runs at once, on ``server``'s own functions or twins of them."""
 
-import random
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,7 +8,7 @@ from numpy.typing import NDArray
 
 from coterie.errors import CoterieError
 from coterie.server.hypotheses import Validation
-from coterie.server.roster import Roster, position
+from coterie.server.roster import Roster, position, sampled
 from coterie.simulation.engines import Floats, Judgement, Vectors, best_hypotheses
 from coterie.simulation.rows import Counts
 from coterie.simulation.settings import SimulatedRun
@@ -40,9 +39,8 @@ class Sampler:
         share their sampler.
         """
         if self._last[0] != round_number:
-            chooser = random.Random(f"{self._run.seed}/{round_number}")
-            chosen = chooser.sample(range(len(self._trainers)), self._run.clients_per_round)
-            self._last = round_number, self._trainers[chosen]
+            places = sampled(len(self._trainers), self._run.clients_per_round, self._run.seed, round_number)
+            self._last = round_number, self._trainers[places]
         return self._last[1]
 
 
