@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from coterie.simulation.private_choice import PrivateChoice
 from coterie.simulation.programs import programs_of
 from coterie.simulation.rows import Counts, Rows
 from coterie.tasks import Task, TrainingSettings
@@ -43,9 +44,16 @@ class Engine(Protocol):
         """The mean loss of each hypothesis on the rows of each of ``clients`` (S, U); (S, U, k)."""
 
     def choose_and_train(
-        self, hypotheses: Vectors, clients: Counts, orders: Sequence[np.random.Generator]
+        self,
+        hypotheses: Vectors,
+        clients: Counts,
+        orders: Sequence[np.random.Generator],
+        choice: PrivateChoice | None = None,
     ) -> tuple[Counts, Vectors]:
-        """Each client's hypothesis (S, U), and what it trained from it (S, U, n); one order of rows a run."""
+        """Each client's hypothesis (S, U), and what it trained from it (S, U, n); one order of rows a run.
+
+        Without ``choice`` the hypothesis is the best one.
+        """
 
     def judge(self, hypotheses: Vectors, clients: Counts, halves: Sequence[np.random.Generator]) -> Judgement:
         """The hypotheses on held-out clients (S, V); ``halves`` deals each run's rows to halves."""
@@ -73,10 +81,15 @@ class BatchedEngine:
         return found
 
     def choose_and_train(
-        self, hypotheses: Vectors, clients: Counts, orders: Sequence[np.random.Generator]
+        self,
+        hypotheses: Vectors,
+        clients: Counts,
+        orders: Sequence[np.random.Generator],
+        choice: PrivateChoice | None = None,
     ) -> tuple[Counts, Vectors]:
         """See ``Engine.choose_and_train``."""
-        chosen = best_hypotheses(self.losses(hypotheses, clients))
+        losses = self.losses(hypotheses, clients)
+        chosen = best_hypotheses(losses) if choice is None else choice(losses)
         starts = hypotheses[np.arange(len(hypotheses))[:, None], chosen]
         return chosen, self.train(starts, clients, lambda _: self._draw_orders(clients, orders))
 
@@ -159,13 +172,17 @@ class BatchedEngine:
         of the first result over the first half and of the last over the second.
         """
         stacks, sampled = clients.shape
-        by_rows = np.argsort(-self._rows.counts[clients], axis=1, kind="stable")
-        clients = np.take_along_axis(clients, by_rows, axis=1)
-        counts, most = self._rows.counts[clients], int(self._rows.counts[clients].max())
-        if in_first is not None:
-            in_first = np.take_along_axis(in_first, by_rows[..., None], axis=1)
-        sums: list[Floats] = []
+        most = int(self._rows.counts[clients].max())
         width = min(self._most, _ROWS_AT_ONCE)
+        by_rows = None
+        if most > width:
+            # The clients with the most rows first: those that a later block has rows of are then a prefix.
+            by_rows = np.argsort(-self._rows.counts[clients], axis=1, kind="stable")
+            clients = np.take_along_axis(clients, by_rows, axis=1)
+            if in_first is not None:
+                in_first = np.take_along_axis(in_first, by_rows[..., None], axis=1)
+        counts = self._rows.counts[clients]
+        sums: list[Floats] = []
         stacked = torch.from_numpy(hypotheses)
         for first in range(0, most, width):
             active = _rounded_up(int((counts > first).sum(axis=1).max()), sampled)
@@ -185,18 +202,22 @@ class BatchedEngine:
             if not sums:
                 sums = [np.zeros((stacks, sampled, result.shape[1])) for result in results]
             for total, result, mask in zip(sums, results, masks, strict=True):
-                total[:, :active] += np.where(mask[:, None], result, 0.0).sum(axis=-1).transpose(0, 2, 1)
+                # Padding is as finite as the client's own first row (see ``Rows.block``), so that 0 times it is 0, or
+                # the client's sum is not finite anyway.
+                total[:, :active] += np.einsum("skaw,saw->sak", result, mask.astype(np.float64))
         divisors = [counts] * len(sums)
         if in_first is not None:
             # With a single row the first half is empty and both halves' means are NaN.
             single = counts < 2
             divisors[-2:] = [np.where(single, 0, counts // 2), np.where(single, 0, counts - counts // 2)]
-        back = np.argsort(by_rows, axis=1)[..., None]
         with np.errstate(invalid="ignore", divide="ignore"):
             means = [total / divisor[..., None] for total, divisor in zip(sums, divisors, strict=True)]
         if in_first is not None:
             for mean in means[-2:]:
                 mean[single] = np.nan
+        if by_rows is None:
+            return means
+        back = np.argsort(by_rows, axis=1)[..., None]
         return [np.take_along_axis(mean, back, axis=1) for mean in means]
 
 

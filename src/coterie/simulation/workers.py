@@ -26,6 +26,7 @@ from coterie.client.training import train
 from coterie.errors import CoterieError
 from coterie.parameters import Layout
 from coterie.simulation.engines import Floats, Judgement, Vectors
+from coterie.simulation.private_choice import PrivateChoice
 from coterie.simulation.rows import Counts, Rows
 from coterie.tasks import Task, TrainingSettings
 
@@ -61,12 +62,17 @@ class WorkersEngine:
         return np.array(self._ask(hypotheses, _losses, clients[0].tolist()))[None]
 
     def choose_and_train(
-        self, hypotheses: Vectors, clients: Counts, orders: Sequence[np.random.Generator]
+        self,
+        hypotheses: Vectors,
+        clients: Counts,
+        orders: Sequence[np.random.Generator],
+        choice: PrivateChoice | None = None,
     ) -> tuple[Counts, Vectors]:
         """See ``Engine.choose_and_train``; each client's order of rows and dropout have a seed from the run's."""
         seeds = orders[0].integers(2**63 - 1, size=clients.size)
         places = range(clients.size)
-        chosen = self._ask(hypotheses, _choose_and_train, places, clients[0].tolist(), seeds.tolist())
+        choices = [None if choice is None else choice.of(place) for place in places]
+        chosen = self._ask(hypotheses, _choose_and_train, places, clients[0].tolist(), seeds.tolist(), choices)
         return np.array(chosen)[None], self._work.trained[None, : clients.size].copy()
 
     def judge(self, hypotheses: Vectors, clients: Counts, halves: Sequence[np.random.Generator]) -> Judgement:
@@ -76,7 +82,7 @@ class WorkersEngine:
         losses, scores, first, second = (judged[None, :, part] for part in range(4))
         return Judgement(losses, scores, first, second)
 
-    def _ask(self, hypotheses: Vectors, work: Callable[..., Answer], *arguments: Sequence[int]) -> list[Answer]:
+    def _ask(self, hypotheses: Vectors, work: Callable[..., Answer], *arguments: Sequence[object]) -> list[Answer]:
         self._work.hypotheses[:] = hypotheses[0]
         try:
             return list(self._pool.map(work, *arguments))
@@ -116,9 +122,10 @@ def _losses(client: int) -> NDArray[np.float64]:
     return hypothesis_losses(work.task, work.model, work.hypotheses, work.layout, work.rows.client(client))
 
 
-def _choose_and_train(place: int, client: int, seed: int) -> int:
+def _choose_and_train(place: int, client: int, seed: int, choice: PrivateChoice | None) -> int:
     (work,) = _held
-    chosen = best_hypothesis(_losses(client))
+    losses = _losses(client)
+    chosen = best_hypothesis(losses) if choice is None else int(choice(losses))
     work.trained[place] = train(
         work.task,
         work.model,
