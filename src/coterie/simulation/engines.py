@@ -202,9 +202,10 @@ class BatchedEngine:
             if not sums:
                 sums = [np.zeros((stacks, sampled, result.shape[1])) for result in results]
             for total, result, mask in zip(sums, results, masks, strict=True):
+                own_rows = result if mask is real else np.where(mask[:, None], result, 0.0)  # the other half may be infinite
                 # Padding is as finite as the client's own first row (see ``Rows.block``), so that 0 times it is 0, or
                 # the client's sum is not finite anyway.
-                total[:, :active] += np.einsum("skaw,saw->sak", result, mask.astype(np.float64))
+                total[:, :active] += np.einsum("skaw,saw->sak", own_rows, mask.astype(np.float64))
         divisors = [counts] * len(sums)
         if in_first is not None:
             # With a single row the first half is empty and both halves' means are NaN.
