@@ -21,6 +21,9 @@ Epoch = int
 Orders = Callable[[Epoch], NDArray[np.int64]]
 
 _ROWS_AT_ONCE = 128  # of one client in an evaluation
+# Clients of a run that are fine-tuned side by side, and parameters of theirs.
+_CLIENTS_AT_ONCE = 1024
+_NUMBERS_AT_ONCE = 4_000_000
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,18 @@ class Engine(Protocol):
     def judge(self, hypotheses: Vectors, clients: Counts, halves: Sequence[np.random.Generator]) -> Judgement:
         """The hypotheses on held-out clients (S, V); ``halves`` deals each run's rows to halves."""
 
+    def fine_tune(
+        self,
+        hypotheses: Vectors,
+        clients: Counts,
+        halves: Sequence[np.random.Generator],
+        orders: Sequence[np.random.Generator],
+        training: TrainingSettings,
+    ) -> Floats:
+        """Held-out clients' mean scores (S, V) on second halves, of what ``client.participation.fine_tuned`` keeps on
+        first halves. With the same ``halves`` they are those of ``judge``. NaN for a client with a single row.
+        """
+
 
 def best_hypotheses(losses: Floats) -> Counts:
     """``client.selection.best_hypothesis`` over the last axis: (…, k) → (…)."""
@@ -70,6 +85,7 @@ class BatchedEngine:
 
     def __init__(self, task: Task, rows: Rows, training: TrainingSettings) -> None:
         """``training`` in place of the task's own."""
+        self._task = task
         self._programs = programs_of(task)
         self._rows = rows
         self._training = training
@@ -122,6 +138,40 @@ class BatchedEngine:
         in_first = self._first_halves(clients, halves)
         losses, scores, first, second = self._means(hypotheses, clients, self._programs.losses_and_scores, in_first)
         return Judgement(losses, scores, first, second)
+
+    def fine_tune(
+        self,
+        hypotheses: Vectors,
+        clients: Counts,
+        halves: Sequence[np.random.Generator],
+        orders: Sequence[np.random.Generator],
+        training: TrainingSettings,
+    ) -> Floats:
+        """See ``Engine.fine_tune``."""
+        in_first = self._first_halves(clients, halves)
+        single = self._rows.counts[clients] < 2
+        n = hypotheses.shape[-1]
+        at_once = max(1, min(_CLIENTS_AT_ONCE, _NUMBERS_AT_ONCE // (len(clients) * n)))
+        scores = np.empty(clients.shape)
+        for begin in range(0, clients.shape[1], at_once):
+            own = slice(begin, begin + at_once)
+            flat, count = clients[:, own].reshape(-1), clients[:, own].size
+            kept = in_first[:, own].reshape(count, -1)
+            alone = single[:, own].reshape(-1, 1)  # whose one row stands for both halves, so that neither is empty
+            first = BatchedEngine(self._task, self._rows.part(flat, kept | alone), training)
+            second = BatchedEngine(self._task, self._rows.part(flat, ~kept), training)
+            places = np.arange(count)
+            together = places.reshape(len(clients), -1)
+            chosen, tuned = first.choose_and_train(hypotheses, together, orders)
+            starts = hypotheses[np.arange(len(clients))[:, None], chosen].reshape(count, 1, n)
+            tuned = tuned.reshape(count, 1, n)
+            # From here on each client is a stack of its own, with one hypothesis.
+            before, after = (first.losses(vectors, places[:, None]) for vectors in (starts, tuned))
+            final = np.where(after < before, tuned, starts)
+            _, found = second._means(final, places[:, None], second._programs.losses_and_scores)
+            scores[:, own] = found.reshape(together.shape)
+        scores[single] = np.nan
+        return scores
 
     def _epoch(self, vectors: Tensor, flat: Counts, order: NDArray[np.int64]) -> None:
         size, counts = self._training.batch_size, self._rows.counts[flat]
@@ -202,7 +252,8 @@ class BatchedEngine:
             if not sums:
                 sums = [np.zeros((stacks, sampled, result.shape[1])) for result in results]
             for total, result, mask in zip(sums, results, masks, strict=True):
-                own_rows = result if mask is real else np.where(mask[:, None], result, 0.0)  # the other half may be infinite
+                # The rows of the other half may be infinite.
+                own_rows = result if mask is real else np.where(mask[:, None], result, 0.0)
                 # Padding is as finite as the client's own first row (see ``Rows.block``), so that 0 times it is 0, or
                 # the client's sum is not finite anyway.
                 total[:, :active] += np.einsum("skaw,saw->sak", own_rows, mask.astype(np.float64))
