@@ -4,13 +4,16 @@ import json
 import math
 import statistics
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Task as Bar
 from rich.table import Table
+from rich.text import Text
 
 from coterie.config import Reseed, Start
 from coterie.errors import CoterieError
@@ -52,14 +55,21 @@ def simulate(
         list[str] | None, typer.Option(help="NAME=VALUE,… with NAME one of k, nu, C, T; several make a grid.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="A folder for results.csv, results.json and a plot; run again to go on.")
+        Path | None,
+        typer.Option(help="A folder for results.parquet and, of a sweep, a plot; run the same again to go on."),
+    ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            help="local, or HOST:PORT of a Ray cluster that this machine is in: grid points become its tasks."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list, one object a run.")] = False,
 ) -> None:
     """Simulate federated runs on this machine: for choosing k, ν, C and T. The noise is seeded and protects nobody."""
     from coterie.simulation.rows import Rows
     from coterie.simulation.settings import SimulatedRun
-    from coterie.simulation.sweep import MOST_SEEDS, Sweep, grid, run_sweep
+    from coterie.simulation.sweep import MOST_SEEDS, Runner, Sweep, check_folder, grid, in_this_process, run_sweep
     from coterie.tasks import load_task
 
     points = grid(sweep or [])
@@ -87,11 +97,24 @@ def simulate(
     plan = Sweep(base, points, seeds, out)
     total = sum(run.rounds for point in points for run in plan.runs(point))
     found = load_task(task)
+    runner: Runner = in_this_process
+    if ray is not None:
+        from coterie.simulation.cluster import over_ray
+
+        runner = over_ray(ray)
+    if out is not None:
+        check_folder(out)
     rows = Rows.of(_clients(found, data, partition_by, clients))
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-        bar = bars.add_task(f"{len(points) * seeds} runs", total=total)
-        records = run_sweep(found, rows, plan, advance=lambda done: bars.update(bar, advance=done))
+    with Progress(*_columns(), console=Console(stderr=True), transient=True) as bars:
+        bar = bars.add_task(f"{len(points) * seeds} runs", total=total, found=0)
+        records = run_sweep(
+            found,
+            rows,
+            plan,
+            runner=runner,
+            on_found=lambda rounds: bars.update(bar, completed=rounds, found=rounds),
+            on_rounds=lambda rounds: bars.update(bar, advance=rounds),
+        )
     if as_json:
         print(json.dumps(records, indent=2, allow_nan=False))
     else:
@@ -101,7 +124,23 @@ def simulate(
             where = f" at {point}" if point else ""
             say(f"warning: in {together} of {len(own)} runs{where} (nearly) all clients take the same hypothesis")
     if out is not None:
-        say(f"results: {out / 'results.csv'}")
+        say(f"results: {out / 'results.parquet'}")
+
+
+class _TimeLeft(ProgressColumn):
+    """By the average pace since the start, in which points that were found finished have no part."""
+
+    def render(self, task: Bar) -> Text:
+        """``about 0:01:30 left``."""
+        done = task.completed - task.fields["found"]
+        if task.total is None or task.elapsed is None or done <= 0:
+            return Text("time left unknown")
+        left = task.elapsed * (task.total - task.completed) / done
+        return Text(f"about {timedelta(seconds=math.ceil(left))} left")
+
+
+def _columns() -> tuple[ProgressColumn, ...]:
+    return TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), _TimeLeft()
 
 
 def _clients(task: "Task", data: Path | None, partition_by: str | None, clients: int | None) -> "Sequence[ClientData]":

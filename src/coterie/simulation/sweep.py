@@ -1,20 +1,24 @@
 """A grid of simulated runs that can be interrupted: each finished grid point is a file, and is not run again."""
 
-import csv
 import hashlib
-import io
 import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import os
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
+from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from coterie.errors import CoterieError
 from coterie.parameters import layout_of
 from coterie.simulation import SimulatedRun, simulate
+from coterie.simulation.privacy import mechanism_for
 from coterie.simulation.rows import Rows
+from coterie.simulation.server_side import Sampler
 from coterie.storage import write_atomically
 from coterie.tasks import Task
 
@@ -28,9 +32,17 @@ SWEPT: Mapping[str, tuple[str, type[int] | type[float]]] = {
 MOST_SEEDS = 10_000
 _NUMBERS_AT_ONCE = 4_000_000  # parameters of all sampled clients of a stack, unless one run has more
 _RUNS_AT_ONCE = 30  # beyond it stacking gains little, and an interruption loses more
+_GO_ON = "finished grid points are kept: run the same command again to go on"
+_ELSEWHERE = "give another --out"
 
 Point = dict[str, int | float]  # a value for each swept letter
 Record = dict[str, Any]  # what ``SimulatedResult.summary`` says, and the point
+# How stacks of runs are simulated: from the task, its rows, the stacks, and what is told a stack's place and how many
+# rounds of its runs are done so far, to each stack's place and its runs' summaries, as they are finished in any order.
+Runner = Callable[
+    [Task, Rows, Sequence[Sequence[SimulatedRun]], Callable[[int, int], None]],
+    Generator[tuple[int, list[Record]], None, None],
+]
 
 
 @dataclass(frozen=True)
@@ -57,7 +69,10 @@ def grid(sweeps: Sequence[str]) -> tuple[Point, ...]:
     for sweep in sweeps:
         name, _, values = sweep.partition("=")
         if name not in SWEPT:
-            raise CoterieError(f"Expected --sweep NAME=VALUE,… with NAME one of {', '.join(SWEPT)}, found {sweep!r}")
+            near = _near(name)
+            hint = f"; did you mean {near}?" if near else ""
+            names = ", ".join(SWEPT)
+            raise CoterieError(f"Expected --sweep NAME=VALUE,… with NAME one of {names}, found {sweep!r}{hint}")
         if name in axes:
             raise CoterieError(f"Expected each --sweep name once, found {name!r} twice: give all its values in one")
         try:
@@ -67,64 +82,127 @@ def grid(sweeps: Sequence[str]) -> tuple[Point, ...]:
     return tuple(dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values()))
 
 
-def run_sweep(task: Task, rows: Rows, sweep: Sweep, *, advance: Callable[[int], None] = lambda _: None) -> list[Record]:
+def _near(name: str) -> str | None:
+    """The letter that was meant: in the other case, by its setting's name or option, or by its Greek letter."""
+    words = {letter.lower(): letter for letter in SWEPT} | {setting: letter for letter, (setting, _) in SWEPT.items()}
+    words["ν"] = "nu"
+    near = get_close_matches(name.strip().strip("-").replace("-", "_").lower(), words, n=1)
+    return words[near[0]] if near else None
+
+
+def in_this_process(
+    task: Task, rows: Rows, stacks: Sequence[Sequence[SimulatedRun]], tell: Callable[[int, int], None]
+) -> Generator[tuple[int, list[Record]], None, None]:
+    """A ``Runner``: one stack after another, here."""
+    for place, stack in enumerate(stacks):
+        told = adding(partial(tell, place))
+        yield place, [result.summary() for result in simulate(task, rows, stack, on_round=told)]
+
+
+def adding(tell: Callable[[int], None]) -> Callable[[int], None]:
+    """What is called with numbers and tells their sum so far."""
+    total = 0
+
+    def more(number: int) -> None:
+        nonlocal total
+        total += number
+        tell(total)
+
+    return more
+
+
+def run_sweep(
+    task: Task,
+    rows: Rows,
+    sweep: Sweep,
+    *,
+    runner: Runner = in_this_process,
+    on_found: Callable[[int], None] = lambda _: None,
+    on_rounds: Callable[[int], None] = lambda _: None,
+) -> list[Record]:
     """The records of every point and seed, in the grid's order; points whose file is there are not run again.
 
-    ``advance`` is told how many rounds of runs are done or need not be. In ``sweep.folder`` there is a file for each
-    point as soon as it is finished, and at the end ``results.csv``, ``results.json`` and, of more than one point,
-    ``sweep.png``. Raises ``CoterieError`` for a point that cannot be run, before anything runs, for a folder that
-    holds another sweep, and when a file cannot be written: finished points are kept.
+    ``on_found`` is told once, before anything runs, how many rounds of runs need not be; ``on_rounds`` how many more
+    are done. In ``sweep.folder`` there is a file for each point as soon as it is finished, and at the end
+    ``results.parquet`` and, of more than one point, ``sweep.png``. Raises ``CoterieError`` for a point that cannot be
+    run and a folder that cannot be written, before anything runs, for a folder that holds another sweep, and when a
+    file cannot be written: finished points are kept.
     """
     plan = {index: sweep.runs(point) for index, point in enumerate(sweep.points)}  # bad settings end it here
+    Sampler(rows.names, sweep.base)  # and here, a round that takes more clients than train
+    layout = layout_of(task.build())
+    for runs in plan.values():
+        mechanism_for(runs[0], task, layout)
     folder, content = sweep.folder, _fingerprint(task, rows)
-    found: dict[int, list[Record]] = {}
+    found: dict[int, dict[int, Record]] = {index: {} for index in plan}  # by point and seed
     if folder is not None:
-        with _writing(folder):
-            (folder / "points").mkdir(parents=True, exist_ok=True)
+        _make(folder)
         for index, runs in plan.items():
-            if (records := _read_point(_point_file(folder, sweep.points[index]), runs, content)) is not None:
-                found[index] = records
-                advance(sum(run.rounds for run in runs))
-    for stack in _stacks(plan, found, layout_of(task.build()).size):
-        runs = [run for _, run in stack]
-        told = _Told(advance)
-        for (index, _), result in zip(stack, simulate(task, rows, runs, on_round=told), strict=True):
-            records = found.setdefault(index, [])
-            records.append({**sweep.points[index], **result.summary()})
-            if folder is not None and len(records) == sweep.seeds:
-                _write_point(_point_file(folder, sweep.points[index]), plan[index], content, records)
-        advance(sum(run.rounds for run in runs) - told.rounds)  # what patience saved
-    everything = [record for index in plan for record in found[index]]
+            found[index] = dict(enumerate(_read_point(_point_file(folder, sweep.points[index]), runs, content)))
+    on_found(sum(run.rounds for index, runs in plan.items() if found[index] for run in runs))
+    stacks = list(_stacks(plan, found, layout.size))
+    told = _Told([sum(run.rounds for _, run in stack) for stack in stacks], on_rounds)
+    # Closed at once when a file cannot be written, which ends what a runner has started elsewhere.
+    with closing(runner(task, rows, [[run for _, run in stack] for stack in stacks], told.so_far)) as finished:
+        for place, summaries in finished:
+            told.finished(place)
+            for (index, run), summary in zip(stacks[place], summaries, strict=True):
+                found[index][run.seed] = {**sweep.points[index], **summary}
+            for index in {index: None for index, _ in stacks[place]}:
+                if folder is not None and len(found[index]) == sweep.seeds:
+                    _write_point(_point_file(folder, sweep.points[index]), plan[index], content, _by_seed(found[index]))
+    everything = [record for index in plan for record in _by_seed(found[index])]
     if folder is not None:
-        with _writing(folder):
-            write_atomically(folder / "results.json", _json(everything))
-            write_atomically(folder / "results.csv", _csv(everything))
-            if len(sweep.points) > 1:
-                from coterie.simulation.plot import sweep_plot
-
-                write_atomically(folder / "sweep.png", sweep_plot(everything))
+        settings = [
+            {"point": point, "settings": _settings(plan[index], content)} for index, point in enumerate(sweep.points)
+        ]
+        _write_results(folder, everything, {"task": task.name, "points": settings})
     return everything
 
 
+def check_folder(folder: Path) -> None:
+    """Whether results can be written in ``folder``, which need not exist, before anything is made or read.
+
+    Raises ``CoterieError`` where it, or the nearest folder above it that exists, is no folder or cannot be written.
+    """
+    with _writing(folder, _ELSEWHERE):
+        above = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not above.is_dir():
+        raise CoterieError(f"Expected --out to be a folder, found a file: {above}; {_ELSEWHERE}")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise CoterieError(f"Expected to write to --out {folder}, found that {above} is read-only: {_ELSEWHERE}")
+
+
 class _Told:
-    """Adds up what it passes on."""
+    """Turns what a runner tells of its stacks into how many more rounds are done."""
 
-    def __init__(self, advance: Callable[[int], None]) -> None:
-        self._advance = advance
-        self.rounds = 0
+    def __init__(self, totals: Sequence[int], on_rounds: Callable[[int], None]) -> None:
+        self._totals = totals
+        self._known = [0] * len(totals)
+        self._on_rounds = on_rounds
 
-    def __call__(self, rounds: int) -> None:
-        self.rounds += rounds
-        self._advance(rounds)
+    def so_far(self, place: int, rounds: int) -> None:
+        """All rounds of a stack until now. Fewer than before, from a stack begun anew, count as none."""
+        if (more := rounds - self._known[place]) > 0:
+            self._known[place] = rounds
+            self._on_rounds(more)
+
+    def finished(self, place: int) -> None:
+        """Also the rounds that patience saved."""
+        self.so_far(place, self._totals[place])
+
+
+def _by_seed(records: Mapping[int, Record]) -> list[Record]:
+    return [records[seed] for seed in sorted(records)]
 
 
 def _stacks(
-    plan: Mapping[int, list[SimulatedRun]], found: Mapping[int, Any], parameters: int
+    plan: Mapping[int, list[SimulatedRun]], found: Mapping[int, Mapping[int, Record]], parameters: int
 ) -> Iterator[list[tuple[int, SimulatedRun]]]:
     """The runs still to make, each with its point, together where they may share tensors."""
     alike: dict[SimulatedRun, list[tuple[int, SimulatedRun]]] = {}
     for index, runs in plan.items():
-        if index not in found:
+        if not found[index]:
             like = replace(runs[0], noise_multiplier=0.0, clipping_norm=None)
             alike.setdefault(like, []).extend((index, run) for run in runs)
     for like, stack in alike.items():
@@ -154,12 +232,12 @@ def _write_point(file: Path, runs: Sequence[SimulatedRun], content: str, records
         write_atomically(file, _json({"settings": _settings(runs, content), "records": records}))
 
 
-def _read_point(file: Path, runs: Sequence[SimulatedRun], content: str) -> list[Record] | None:
+def _read_point(file: Path, runs: Sequence[SimulatedRun], content: str) -> list[Record]:
     try:
         known = json.loads(file.read_text(encoding="utf-8"))
         settings, records = known["settings"], known["records"]
     except FileNotFoundError:
-        return None
+        return []
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CoterieError(f"Expected a finished grid point in {file}, found: {error!r}; remove it") from error
     wanted = json.loads(json.dumps(_settings(runs, content)))
@@ -170,32 +248,33 @@ def _read_point(file: Path, runs: Sequence[SimulatedRun], content: str) -> list[
     return found
 
 
+def _make(folder: Path) -> None:
+    """The folder, and proof that files can be written in it."""
+    check_folder(folder)
+    with _writing(folder, _ELSEWHERE):
+        (folder / "points").mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder / "points"):
+            pass
+
+
+def _write_results(folder: Path, records: Sequence[Record], about: Any) -> None:
+    from coterie.simulation.plot import sweep_plot
+    from coterie.simulation.table import as_parquet
+
+    with _writing(folder):
+        write_atomically(folder / "results.parquet", as_parquet(records, about))
+        if len(about["points"]) > 1:
+            write_atomically(folder / "sweep.png", sweep_plot(records))
+
+
 @contextmanager
-def _writing(folder: Path) -> Iterator[None]:
+def _writing(folder: Path, advice: str = _GO_ON) -> Iterator[None]:
     """Turns a file system's refusal into one line."""
     try:
         yield
     except OSError as error:
-        raise CoterieError(
-            f"Expected to write to --out {folder}, found: {error}; finished grid points are kept: "
-            "run the same command again to go on"
-        ) from error
+        raise CoterieError(f"Expected to write to --out {folder}, found: {error}; {advice}") from error
 
 
 def _json(value: Any) -> bytes:
     return (json.dumps(value, indent=2, allow_nan=False) + "\n").encode()
-
-
-def _csv(records: Sequence[Record]) -> bytes:
-    text = io.StringIO()
-    flat = []
-    for record in records:
-        price = record["price"] or {}
-        row = {name: value for name, value in record.items() if name != "price"}
-        row["clients_per_hypothesis"] = " ".join(map(str, record["clients_per_hypothesis"]))
-        row |= {f"price_{name}": price.get(name) for name in ("releases", "pure", "tight", "delta", "formal")}
-        flat.append(row)
-    writer = csv.DictWriter(text, list(flat[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(flat)
-    return text.getvalue().encode()
