@@ -38,18 +38,21 @@ def train(
     non-finite numbers: the gate decides what becomes of them. Raises ``RoundOver`` as soon as ``is_over()`` is true,
     asked after every batch, so that no server can keep a client busy for longer than it waits itself.
     """
-    vector = torch.from_numpy(start.copy()).requires_grad_()
+    vector = torch.from_numpy(start.copy())
+    # Views, tensor by tensor: the gradient of a part of the whole vector would be n numbers for each part.
+    tensors = {name: view.requires_grad_() for name, view in as_tensors(vector, layout).items()}
     model.train()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(rng.integers(2**63 - 1)))
         for _ in range(settings.epochs):
             order = torch.from_numpy(rng.permutation(data.rows))
             for batch in torch.split(order, settings.batch_size):
-                out = functional_call(model, as_tensors(vector, layout), (data.inputs[batch],))
+                out = functional_call(model, tensors, (data.inputs[batch],))
                 loss = task.loss(out, data.targets[batch]).mean()
-                (gradient,) = torch.autograd.grad(loss, vector)
+                gradients = torch.autograd.grad(loss, list(tensors.values()))
                 with torch.no_grad():
-                    vector -= settings.step_size * gradient
+                    for view, gradient in zip(tensors.values(), gradients, strict=True):
+                        view.sub_(settings.step_size * gradient)
                 if is_over():
                     raise RoundOver
-    return vector.detach().numpy()
+    return vector.numpy()
