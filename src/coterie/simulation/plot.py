@@ -5,13 +5,17 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from coterie.simulation.sweep import SWEPT
+from coterie.simulation.sweep import SWEPT, Record
 
-_WORDS = {"k": "hypotheses k", "nu": "noise multiplier ν", "C": "clipping norm C", "T": "rounds T"}
+_WORDS = {"k": "hypotheses k", "nu": "noise multiplier ν", "C": "clipping norm C", "T": "most rounds T"}
+_SYMBOLS = {"nu": "ν"}
+_MOST_TICKS = 12
+_FAR_APART = 30  # a largest value so many times the least asks for a logarithmic axis
+_MOST_INSIDE = 6  # lines whose legend fits in the picture
 
 
-def sweep_plot(records: Sequence[dict[str, Any]]) -> bytes:
-    """A PNG: the metric's median over seeds with its range, and the honest metric's median dashed beside it.
+def sweep_plot(records: Sequence[Record], title: str) -> bytes:
+    """A PNG: over the seeds, the metric's median with the range of all of them, and the honest metric's median dashed.
 
     The horizontal axis is the swept letter with most values (ties: ν first), a line for each combination of the
     others.
@@ -20,40 +24,70 @@ def sweep_plot(records: Sequence[dict[str, Any]]) -> bytes:
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
 
     values = {letter: sorted({record[letter] for record in records}) for letter in SWEPT if letter in records[0]}
     across = max(values, key=lambda letter: (len(values[letter]), letter == "nu"))
     others = [letter for letter in values if letter != across]
-    lines: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    lines: dict[tuple[Any, ...], list[Record]] = {}
     for record in records:
         lines.setdefault(tuple(record[letter] for letter in others), []).append(record)
-    figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
+    colors = mpl.colormaps["viridis"]
+    figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
+    labelled: list[Any] = []
     for index, (key, own) in enumerate(sorted(lines.items())):
-        label = ", ".join(f"{letter} = {value:g}" for letter, value in zip(others, key, strict=True)) or "median"
-        places = [value for value in values[across] if _all(own, across, value, "metric")]
-        metrics = [_all(own, across, value, "metric") for value in places]
-        middle = [statistics.median(found) for found in metrics]
-        axes.plot(places, middle, label=label, marker="o", color=f"C{index}")
-        axes.fill_between(places, list(map(min, metrics)), list(map(max, metrics)), alpha=0.15, color=f"C{index}")
-        honest = [(value, _all(own, across, value, "honest_metric")) for value in places]
-        honest = [(value, found) for value, found in honest if found]
-        axes.plot(
-            [value for value, _ in honest],
-            [statistics.median(found) for _, found in honest],
-            color=f"C{index}",
-            linestyle="--",
-            linewidth=1,
-        )
+        color = colors(0.85 * index / max(1, len(lines) - 1))
+        places, found = _by_value(own, across, values[across], "metric")
+        axes.fill_between(places, list(map(min, found)), list(map(max, found)), alpha=0.15, color=color, linewidth=0)
+        axes.plot(places, list(map(statistics.median, found)), marker="o", markersize=4, color=color)
+        places, found = _by_value(own, across, values[across], "honest_metric")
+        axes.plot(places, list(map(statistics.median, found)), marker="s", markersize=3, color=color, ls="--", lw=1)
+        if others:
+            named = zip(others, key, strict=True)
+            label = ", ".join(f"{_SYMBOLS.get(letter, letter)} = {value:g}" for letter, value in named)
+            labelled.append(Line2D([], [], color=color, label=label))
     seeds = len({record["seed"] for record in records})
-    axes.set(xlabel=_WORDS[across], ylabel=records[0]["metric_name"])
-    axes.set_title(f"median and range of {seeds} seeds; dashed: honest metric")
+    labelled += [
+        Line2D([], [], color="gray", marker="o", markersize=4, label=f"metric, median of {seeds} seeds"),
+        Patch(color="gray", alpha=0.3, linewidth=0, label="metric, least to largest of the seeds"),
+        Line2D(
+            [], [], color="gray", marker="s", markersize=3, ls="--", lw=1, label="honest metric, median of the seeds"
+        ),
+    ]
+    least, largest = values[across][0], values[across][-1]
+    if least > 0 and largest >= _FAR_APART * least:
+        axes.set_xscale("log")
+    if len(values[across]) <= _MOST_TICKS:
+        axes.set_xticks(values[across], labels=[f"{value:g}" for value in values[across]], minor=False)
+        axes.minorticks_off()
+    axes.set(xlabel=_WORDS[across], ylabel=records[0]["metric_name"], title=title)
     axes.grid(alpha=0.3)
-    axes.legend()
+    if len(lines) <= _MOST_INSIDE:
+        axes.legend(handles=labelled, fontsize=8)
+    else:
+        figure.legend(handles=labelled, fontsize=8, loc="outside right upper")
+    figure.text(
+        0.01,
+        -0.01,
+        "metric: each held-out client by the hypothesis that fits best the rows it is scored on; "
+        "honest: chosen on half of its rows, scored on the other half",
+        fontsize=7,
+        color="dimgray",
+        va="top",
+    )
     image = io.BytesIO()
-    figure.savefig(image, dpi=150, format="png")
+    figure.savefig(image, dpi=150, format="png", bbox_inches="tight")
     plt.close(figure)
     return image.getvalue()
 
 
-def _all(records: Sequence[dict[str, Any]], letter: str, value: float, name: str) -> list[float]:
-    return [record[name] for record in records if record[letter] == value and record[name] is not None]
+def _by_value(
+    records: Sequence[Record], letter: str, values: Sequence[float], name: str
+) -> tuple[list[float], list[list[float]]]:
+    """The values of ``letter`` at which any seed has a figure called ``name``, and the seeds' figures there."""
+    known = {
+        value: [record[name] for record in records if record[letter] == value and record[name] is not None]
+        for value in values
+    }
+    return [value for value in values if known[value]], [known[value] for value in values if known[value]]

@@ -211,7 +211,10 @@ def _stacks(
 
 
 def _fingerprint(task: Task, rows: Rows) -> str:
-    digest = hashlib.sha256(json.dumps([task.name, rows.names, rows.counts.tolist()]).encode())
+    """Of the rows, and of what the task says where a run's settings leave it open."""
+    norms = dict(task.clipping_norm) if isinstance(task.clipping_norm, Mapping) else task.clipping_norm
+    said = [task.name, norms, asdict(task.training), rows.names, rows.counts.tolist()]
+    digest = hashlib.sha256(json.dumps(said).encode())
     for tensor in (rows.inputs, rows.targets):
         digest.update(tensor.contiguous().numpy().tobytes())
     return digest.hexdigest()
@@ -223,7 +226,7 @@ def _point_file(folder: Path, point: Point) -> Path:
 
 
 def _settings(runs: Sequence[SimulatedRun], content: str) -> dict[str, Any]:
-    like = {**asdict(runs[0]), "seeds": len(runs), "data": content}
+    like = {**asdict(runs[0]), "seeds": len(runs), "task and data": content}
     return {name: value for name, value in like.items() if name != "seed"}
 
 
@@ -264,7 +267,7 @@ def _write_results(folder: Path, records: Sequence[Record], about: Any) -> None:
     with _writing(folder):
         write_atomically(folder / "results.parquet", as_parquet(records, about))
         if len(about["points"]) > 1:
-            write_atomically(folder / "sweep.png", sweep_plot(records))
+            write_atomically(folder / "sweep.png", sweep_plot(records, about["task"]))
 
 
 @contextmanager
