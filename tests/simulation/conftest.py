@@ -65,15 +65,21 @@ def brisk() -> tuple[Task, list[ClientData]]:
 
 
 class ReplayedNoise:
-    """Prepared draws, handed out in the order in which a mechanism asks: normals and a gamma for each layer."""
+    """Prepared draws, handed out in the order in which a mechanism asks: normals and a gamma for each layer.
 
-    def __init__(self, normals: NDArray[np.float64], gammas: NDArray[np.float64]) -> None:
+    Before them, for a private choice, one uniform.
+    """
+
+    def __init__(
+        self, normals: NDArray[np.float64], gammas: NDArray[np.float64], uniforms: Sequence[float] = ()
+    ) -> None:
+        self._uniforms = iter(uniforms)
         self._normals = normals
         self._gammas: Iterator[float] = iter(gammas.tolist())
         self._at = 0
 
     def random(self) -> float:
-        raise AssertionError("nothing here draws uniforms")
+        return next(self._uniforms)
 
     def standard_normal(self, *, out: NDArray[np.float64]) -> NDArray[np.float64]:
         out[:] = self._normals[self._at : self._at + out.size]

@@ -12,19 +12,20 @@ from numpy.typing import NDArray
 
 from coterie.client.assembly import data_holder
 from coterie.client.participation import Draws, answer_train, answer_validation
-from coterie.config import Assignment, ClientSettings, Reseed, Start, Weighting
+from coterie.config import Assignment, ClientSettings, Reseed, Selection, Start, Weighting
 from coterie.errors import CoterieError
-from coterie.mechanisms.events import Neighbourhood
+from coterie.mechanisms.accounting import price
+from coterie.mechanisms.events import Neighbourhood, ReleaseEvent
 from coterie.protocol import HypothesesMessage, PrivacyProposal, TrainRequest, UpdateReply, ValidationReply, Vector
 from coterie.rng import seeded
-from coterie.server.hypotheses import average, initial_hypotheses, mean_validation
+from coterie.server.hypotheses import average, initial_hypotheses, mean_validation, nearest
 from coterie.server.reseeding import Choices, ReseedSettings, draws_of_round, reseed
 from coterie.server.roster import Roster
 from coterie.simulation import SimulatedRun, simulate
 from coterie.simulation.engines import BatchedEngine
 from coterie.simulation.rows import Rows
 from coterie.simulation.sanitizing import draw
-from coterie.simulation.server_side import Sampler, average_all
+from coterie.simulation.server_side import Sampler, average_all, nearest_all
 from coterie.tasks import ClientData, Task
 from tests.simulation.conftest import RAGGED, ReplayedNoise, ReplayedOrder, hospital_rows
 
@@ -43,7 +44,9 @@ class DeployedRounds:
         self.sizes = [layer.size for layer in layout.layers]
         self.noise = seeded(run.seed, "simulation", "noise")
         self.order = seeded(run.seed, "simulation", "order")
+        self.choosing = seeded(run.seed, "simulation", "choice")
         self.draws: dict[str, Draws] = {}
+        self.ledgers: list[list[ReleaseEvent]] = []  # of each client
 
     def play(self) -> tuple[Vector, ValidationReply | None, int]:
         """The hypotheses after all rounds, the validation's mean, and how many updates were sent."""
@@ -55,6 +58,9 @@ class DeployedRounds:
                 budget=1e9,
                 neighbourhood=self.run.neighbourhood,
                 clipping_norm=self.run.clipping_norm,
+                selection=self.run.selection,
+                selection_epsilon=self.run.selection_epsilon,
+                selection_loss_bound=self.run.selection_loss_bound,
             )
             holders = {
                 name: stack.enter_context(
@@ -73,13 +79,13 @@ class DeployedRounds:
                 names = self.roster.sample(self.trainers, self.run.clients_per_round, number)
                 self._prepare(names)
                 request = TrainRequest(
-                    *("any", number, self.task.name, self.hypotheses, Assignment.CLIENT, Weighting.EQUAL),
+                    *("any", number, self.task.name, self.hypotheses, self.run.assignment, Weighting.EQUAL),
                     *(self.task.training, PrivacyProposal()),
                 )
                 replies = [answer_train(holders[name], request, is_stale=lambda: False) for name in names]
                 updates = [reply for reply in replies if isinstance(reply, UpdateReply)]
                 sent += len(updates)
-                averaged = average(self.hypotheses, updates, Assignment.CLIENT, Weighting.EQUAL)
+                averaged = average(self.hypotheses, updates, self.run.assignment, Weighting.EQUAL)
                 renewed = reseed(
                     averaged.hypotheses,
                     averaged.counts,
@@ -88,6 +94,7 @@ class DeployedRounds:
                     rng=partial(draws_of_round, self.run.seed, number),
                 )
                 self.hypotheses, choices = renewed.hypotheses, renewed.choices
+            self.ledgers = [holder.gate.ledger.events() for holder in holders.values()]
             message = HypothesesMessage("any", self.run.rounds, self.task.name, self.hypotheses)
             held_out = [name for name in self.clients if self.roster.validates(name)]
             answers = [answer_validation(holders[name], message) for name in held_out]
@@ -103,10 +110,12 @@ class DeployedRounds:
         orders: list[NDArray[np.int64]] = [
             engine._draw_orders(np.arange(len(names))[None], [self.order])[0] for _ in range(self.task.training.epochs)
         ]
+        private = self.run.selection is not Selection.ARGMIN
+        uniforms = self.choosing.random(len(names)) if private else None
         for place, name in enumerate(names):
             own = [order[place, : rows.counts[place]] for order in orders]
             self.draws[name] = Draws(
-                ReplayedNoise(normals[place], gammas[place]),
+                ReplayedNoise(normals[place], gammas[place], () if uniforms is None else (uniforms[place],)),
                 ReplayedOrder(own),  # type: ignore[arg-type]
             )
 
@@ -139,6 +148,62 @@ def test_rounds_are_those_of_the_deployed_functions(
     assert validation is not None
     assert found.history[-1].loss == pytest.approx(validation.loss, rel=1e-5)
     assert found.metric == pytest.approx(task.report(validation.score), rel=1e-5)
+
+
+PRIVATE: dict[str, object] = {"selection": Selection.RANDOMIZED, "selection_epsilon": 0.8}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"assignment": Assignment.SERVER},
+        {"assignment": Assignment.SERVER, **PRIVATE},
+        PRIVATE,
+        {"selection": Selection.EXPONENTIAL, "selection_epsilon": 2.0, "selection_loss_bound": 0.7},
+    ],
+)
+def test_assignments_and_choices_are_those_of_the_deployed_functions(
+    brisk: tuple[Task, list[ClientData]], tmp_path: Path, changes: dict[str, object]
+) -> None:
+    task, clients = brisk
+    plain = SimulatedRun(
+        seed=4,
+        hypotheses=K,
+        noise_multiplier=4.0,
+        clipping_norm=1.0,  # so much noise that the nearest hypothesis is often not the chosen one
+        rounds=ROUNDS,
+        clients_per_round=SAMPLED,
+        validate_every=ROUNDS,
+    )
+    run = replace(plain, **changes)  # type: ignore[arg-type]
+    deployed = DeployedRounds(run, task, clients, tmp_path)
+    expected, validation, sent = deployed.play()
+    beside, found = simulate(task, clients, [replace(run, seed=9), run])
+    assert sent == ROUNDS * SAMPLED
+    np.testing.assert_allclose(found.hypotheses, expected, rtol=2e-5, atol=5e-6)
+    assert validation is not None
+    assert found.history[-1].loss == pytest.approx(validation.loss, rel=1e-4)
+    # The most active client's price is its ledger's, choices and all.
+    assert found.price is not None
+    prices = [price(events, delta=1e-5) for events in deployed.ledgers]
+    assert found.price.pure == pytest.approx(max(own.pure for own in prices), rel=1e-9)
+    assert found.price.tight == pytest.approx(max(own.tight for own in prices), rel=1e-9)
+    # And the setting makes a difference, in both runs.
+    for other, one in zip(simulate(task, clients, [replace(plain, seed=9), plain]), (beside, found), strict=True):
+        assert np.abs(other.hypotheses - one.hypotheses).max() > 1e-2
+
+
+def test_the_nearest_hypothesis_is_the_servers_to_the_last_bit() -> None:
+    rng = seeded(8)
+    hypotheses = rng.standard_normal((2, 4, 7)).astype(np.float32)
+    hypotheses[0, 3] = hypotheses[0, 1]  # ties go to the lowest
+    vectors = rng.standard_normal((2, 300, 7)).astype(np.float32)
+    vectors[1, :4] = hypotheses[1]
+    found = nearest_all(hypotheses, vectors)
+    for run in range(2):
+        assert found[run].tolist() == [nearest(hypotheses[run], vector) for vector in vectors[run]]
+    assert set(found[0].tolist()) == {0, 1, 2}
+    assert set(found[1].tolist()) == {0, 1, 2, 3}
 
 
 def hospital_run(**changes: object) -> SimulatedRun:
@@ -278,6 +343,17 @@ def test_diverging_training_leaves_finite_hypotheses(brisk: tuple[Task, list[Cli
         ({"validation_fraction": 1.0}, "--validation-fraction"),
         ({"step_size": 0.0}, "--step-size"),
         ({"patience": -1}, "--patience"),
+        ({"selection": Selection.RANDOMIZED}, "Expected a --selection-epsilon with --selection randomized, found none"),
+        ({"selection_epsilon": 1.0}, "Expected no --selection-epsilon with --selection argmin, found 1.0"),
+        (
+            {"selection": Selection.EXPONENTIAL, "selection_epsilon": 1.0},
+            "Expected a --selection-loss-bound with --selection exponential, found none",
+        ),
+        ({**PRIVATE, "selection_loss_bound": 1.0}, "no --selection-loss-bound with --selection randomized, found 1.0"),
+        ({**PRIVATE, "selection_epsilon": 0.0}, "--selection-epsilon to be above 0"),
+        ({"fine_tune_epochs": -1}, "--fine-tune-epochs to be at least 0, found -1"),
+        ({"fine_tune_step_size": 0.1}, "--fine-tune-epochs of at least 1 with --fine-tune-step-size, found 0"),
+        ({"fine_tune_epochs": 1, "fine_tune_step_size": float("nan")}, "--fine-tune-step-size to be above 0"),
     ],
 )
 def test_bad_settings_are_one_line(

@@ -12,17 +12,26 @@ from functools import partial
 import numpy as np
 import torch
 
+from coterie.config import Assignment
 from coterie.parameters import Layout, layout_of
 from coterie.rng import seeded
 from coterie.server.hypotheses import BestSoFar, initial_hypotheses
 from coterie.server.reseeding import Choices, ReseedSettings, collapsed, draws_of_round, reseed
 from coterie.simulation.engines import BatchedEngine, Engine, Floats, Vectors, best_hypotheses
-from coterie.simulation.privacy import mechanism_for, price_of
+from coterie.simulation.privacy import choice_for, mechanism_for, price_of
+from coterie.simulation.private_choice import PrivateChoice
 from coterie.simulation.programs import programs_of
 from coterie.simulation.results import SimulatedResult, ValidationRecord
 from coterie.simulation.rows import Counts, Rows
 from coterie.simulation.sanitizing import BatchSanitizer, draw, finite_updates, sent_vectors
-from coterie.simulation.server_side import Sampler, average_all, honest_scores, validations
+from coterie.simulation.server_side import (
+    Sampler,
+    average_all,
+    honest_score,
+    mean_told,
+    nearest_all,
+    validations,
+)
 from coterie.simulation.settings import SimulatedRun, check_stack
 from coterie.simulation.workers import workers
 from coterie.tasks import ClientData, Task
@@ -96,6 +105,8 @@ class _RunState:
         self.run = run
         self.sampler = sampler
         self.mechanism = mechanism_for(run, task, layout)
+        self.choice = choice_for(run)
+        self.choosing = seeded(run.seed, "simulation", "choice")
         self.noise = seeded(run.seed, "simulation", "noise")
         self.order = seeded(run.seed, "simulation", "order")
         self.hypotheses, _ = initial_hypotheses(task, run.hypotheses, run.seed, run.start)
@@ -147,11 +158,15 @@ class _Simulation:
 
     def _round(self, live: Sequence[_RunState], hypotheses: Vectors, sanitize: "_Sanitize", number: int) -> Vectors:
         sampled = np.stack([state.sampler.sample(number) for state in live])
-        chosen, trained = self._engine.choose_and_train(hypotheses, sampled, [state.order for state in live])
+        orders = [state.order for state in live]
+        chosen, trained = self._engine.choose_and_train(hypotheses, sampled, orders, _choice(live))
         n = hypotheses.shape[-1]
         starts = hypotheses[np.arange(len(live))[:, None], chosen].reshape(-1, n)
         sent = sent_vectors(starts, sanitize(finite_updates(starts, trained.reshape(-1, n))))
-        hypotheses, counts = average_all(hypotheses, chosen, sent.reshape(trained.shape))
+        sent = sent.reshape(trained.shape)
+        by_client = live[0].run.assignment is Assignment.CLIENT
+        belongs = chosen if by_client else nearest_all(hypotheses, sent)
+        hypotheses, counts = average_all(hypotheses, belongs, sent)
         for index, state in enumerate(live):
             if state.is_over:
                 continue
@@ -184,6 +199,14 @@ class _Simulation:
             state.best = state.best.observe(number, validation, state.hypotheses.copy())
 
 
+def _choice(live: Sequence[_RunState]) -> PrivateChoice | None:
+    """The clients' private choices of one round, None for the plain ones; runs side by side choose alike."""
+    if live[0].choice is None:
+        return None
+    each = live[0].run.clients_per_round
+    return PrivateChoice(live[0].choice, np.stack([state.choosing.random(each) for state in live]))
+
+
 _Sanitize = Callable[[Floats], Floats]
 
 
@@ -213,26 +236,35 @@ def _sanitizer(live: Sequence[_RunState]) -> _Sanitize:
 
 def _result(task: Task, rows: Rows, engine: Engine, state: _RunState) -> SimulatedResult:
     kept = state.kept[None]
-    metric = honest = None
-    left_out = 0
-    if len(state.sampler.held_out):
-        judgement = engine.judge(kept, state.sampler.held_out[None], [state.halves()])
+    run, held_out = state.run, state.sampler.held_out[None]
+    halved = rows.counts[held_out[0]] > 1
+    metric = honest = tuned = None
+    if held_out.size:
+        judgement = engine.judge(kept, held_out, [state.halves()])
         metric = task.report(validations(judgement)[0].score)
-        score, left_out = honest_scores(judgement)[0]
-        honest = None if score is None else task.report(score)
+        honest = honest_score(judgement, halved)
+        if run.fine_tune_epochs:
+            orders = [seeded(run.seed, "simulation", "fine-tuning")]
+            scores = engine.fine_tune(kept, held_out, [state.halves()], orders, run.fine_tuning(task))
+            tuned = mean_told(scores[0, halved])
     counts = _takers(rows, engine, kept)
     return SimulatedResult(
-        run=state.run,
+        run=run,
         metric_name=task.metric,
         metric=metric,
-        honest_metric=honest,
-        honest_left_out=left_out,
+        honest_metric=None if honest is None else task.report(honest),
+        honest_left_out=int((~halved).sum()),
+        fine_tuned_metric=None if tuned is None else task.report(tuned),
         clients_per_hypothesis=tuple(counts.tolist()),
         collapsed=collapsed([counts.tolist()], ReseedSettings(after=1)),
         rounds=state.rounds,
         best_round=state.best.round or state.rounds,
         reseeded=state.reseeded,
-        price=price_of(state.mechanism, int(state.participations.max())),
+        price=price_of(
+            state.mechanism,
+            int(state.participations.max()),
+            None if state.choice is None else state.choice.event(run.hypotheses),
+        ),
         history=tuple(state.history),
         hypotheses=state.kept,
         participations=state.participations,

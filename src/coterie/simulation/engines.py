@@ -69,7 +69,7 @@ class Engine(Protocol):
         orders: Sequence[np.random.Generator],
         training: TrainingSettings,
     ) -> Floats:
-        """Held-out clients' mean scores (S, V) on second halves, of what ``client.participation.fine_tuned`` keeps on
+        """Held-out clients' mean scores (S, V) on second halves, of what ``client.participation.keep_model`` keeps on
         first halves. With the same ``halves`` they are those of ``judge``. NaN for a client with a single row.
         """
 

@@ -8,14 +8,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.client.policy import policy_for
-from coterie.config import ClientSettings
+from coterie.config import ClientSettings, Selection
 from coterie.errors import CoterieError
 from coterie.mechanisms.accounting import Accountant
 from coterie.mechanisms.events import ReleaseEvent, SelectionRelease
 from coterie.mechanisms.layerwise import LayerwiseLaplace
+from coterie.mechanisms.selection import ExponentialSelection, RandomizedArgmin
 from coterie.parameters import Layout
 from coterie.protocol import PrivacyProposal, Refusal
 from coterie.rng import seeded
+from coterie.simulation.private_choice import Mechanism
 from coterie.simulation.settings import SimulatedRun
 from coterie.tasks import Task
 
@@ -65,6 +67,16 @@ def mechanism_for(run: SimulatedRun, task: Task, layout: Layout) -> LayerwiseLap
     return found
 
 
+def choice_for(run: SimulatedRun) -> Mechanism | None:
+    """How a client of this run chooses a hypothesis in private, None for the plain choice of the best."""
+    epsilon, bound = run.selection_epsilon, run.selection_loss_bound
+    if run.selection is Selection.RANDOMIZED and epsilon is not None:
+        return RandomizedArgmin(float(epsilon))
+    if run.selection is Selection.EXPONENTIAL and epsilon is not None and bound is not None:
+        return ExponentialSelection(float(epsilon), float(bound))
+    return None
+
+
 def price_of(
     mechanism: LayerwiseLaplace | None, releases: int, choice: SelectionRelease | None = None
 ) -> SimulatedPrice | None:
@@ -96,7 +108,8 @@ def prices_of_all(
 
     Clients with the same count pay the same, so that each distinct count is priced once: a million clients take
     little longer than the few counts among them. None where there is no noise. Of a run's result:
-    ``prices_of_all(mechanism_for(run, task, layout), result.participations)``.
+    ``prices_of_all(mechanism_for(run, task, layout), result.participations)``, with ``choice_for(run).event(k)``
+    where the run's choices are private.
     """
     if mechanism is None:
         return None

@@ -27,7 +27,9 @@ class SimulatedResult:
     ``hypotheses`` (k, n) are those of the best validation, or the last ones when nobody is held out. ``metric`` is
     the paper's: each held-out client is scored by the hypothesis that fits best the very rows it is scored on.
     ``honest_metric`` chooses on half of a client's rows and scores on the other half; ``honest_left_out`` clients
-    have a single row and take no part in it. Both are None when nobody is held out. ``clients_per_hypothesis``
+    have a single row and take no part in it. ``fine_tuned_metric`` is the honest metric's twin on the same clients and
+    rows, after each has trained its chosen hypothesis on with the half it chose on (and kept what its loss there did
+    not improve). They are None when nobody is held out, or nothing was fine-tuned. ``clients_per_hypothesis``
     counts, over all clients, trained and held out, who takes which of the ``hypotheses``; ``collapsed`` says that all
     but one of several are taken by fewer than 1 % of them. ``reseeded`` counts the hypotheses that were re-seeded.
     ``participations`` (N,) counts each client's releases.
@@ -38,6 +40,7 @@ class SimulatedResult:
     metric: float | None
     honest_metric: float | None
     honest_left_out: int
+    fine_tuned_metric: float | None
     clients_per_hypothesis: tuple[int, ...]
     collapsed: bool
     rounds: int
@@ -55,6 +58,7 @@ class SimulatedResult:
             "metric": _finite(self.metric),
             "honest_metric": _finite(self.honest_metric),
             "honest_left_out": self.honest_left_out,
+            "fine_tuned_metric": _finite(self.fine_tuned_metric),
             "metric_name": self.metric_name,
             "clients_per_hypothesis": list(self.clients_per_hypothesis),
             "collapsed": self.collapsed,

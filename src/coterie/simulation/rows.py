@@ -49,6 +49,18 @@ class Rows:
         own = slice(int(self.starts[index]), int(self.starts[index] + self.counts[index]))
         return ClientData(self.names[index], self.inputs[own], self.targets[own])
 
+    def part(self, clients: Counts, kept: NDArray[np.bool_]) -> "Rows":
+        """Some rows of some clients (C,), who are numbered anew from 0: those whose numbers ``kept`` (C, most) has.
+
+        Each must keep one row at least.
+        """
+        numbers = np.arange(kept.shape[1])
+        kept = kept & (numbers < self.counts[clients, None])
+        inputs, targets = self.at((self.starts[clients, None] + numbers)[kept])
+        counts: Counts = kept.sum(axis=1)
+        names = tuple(self.names[client] for client in clients.tolist())
+        return Rows(names, inputs, targets, np.cumsum(counts) - counts, counts)
+
     def block(self, clients: Counts, first: int, width: int) -> tuple[Counts, NDArray[np.bool_]]:
         """Row numbers ``first`` to ``first + width`` of each of ``clients`` (…): places (…, width), and which are real.
 

@@ -44,14 +44,24 @@ class Sampler:
         return self._last[1]
 
 
-def average_all(hypotheses: Vectors, chosen: Counts, vectors: Vectors) -> tuple[Vectors, Counts]:
-    """``server.hypotheses.average`` of S runs, assignment by the client and equal weights, and the counts (S, k).
+def nearest_all(hypotheses: Vectors, vectors: Vectors) -> Counts:
+    """``server.hypotheses.nearest`` of every update of S runs: (S, k, n) and (S, U, n) → (S, U)."""
+    distances = np.empty((*vectors.shape[:2], hypotheses.shape[1]))
+    for j in range(hypotheses.shape[1]):  # one at a time: all gaps together would be k times the updates' memory
+        gaps = hypotheses[:, j, None] - vectors.astype(np.float64)
+        distances[..., j] = np.einsum("sun,sun->su", gaps, gaps)
+    found: Counts = np.argmin(distances, axis=-1)
+    return found
 
-    ``hypotheses`` (S, k, n), each client's choice (S, U) and what it sent (S, U, n). Sums in float64 in the order of
-    the clients.
+
+def average_all(hypotheses: Vectors, belongs: Counts, vectors: Vectors) -> tuple[Vectors, Counts]:
+    """``server.hypotheses.average`` of S runs with equal weights, and the counts (S, k).
+
+    ``hypotheses`` (S, k, n), the hypothesis each update belongs to (S, U), and the updates (S, U, n). Sums in float64
+    in the order of the clients.
     """
     runs, k, n = hypotheses.shape
-    cluster = (chosen + k * np.arange(runs)[:, None]).reshape(-1)
+    cluster = (belongs + k * np.arange(runs)[:, None]).reshape(-1)
     sums = torch.zeros((runs * k, n), dtype=torch.float64)
     sums.index_add_(0, torch.from_numpy(cluster), torch.from_numpy(vectors.reshape(-1, n)).double())
     counts: Counts = np.bincount(cluster, minlength=runs * k)
@@ -78,15 +88,15 @@ def validations(judgement: Judgement) -> list[Validation]:
     ]
 
 
-def honest_scores(judgement: Judgement) -> list[tuple[float | None, int]]:
-    """Each run's mean score on second halves, chosen by the loss on first halves, and how many clients it leaves out.
+def honest_score(judgement: Judgement, halved: NDArray[np.bool_]) -> float | None:
+    """The first run's mean score on second halves, chosen by the loss on first halves; None when nobody has two rows.
 
-    None when nobody has two rows.
+    ``halved`` (V,): who has two rows or more.
     """
-    found: list[tuple[float | None, int]] = []
-    for losses, scores in zip(judgement.first_half_losses, judgement.second_half_scores, strict=True):
-        halved = ~np.isnan(scores).all(axis=-1)
-        best = best_hypotheses(losses[halved])[:, None]
-        chosen = told(np.take_along_axis(scores[halved], best, axis=-1)[:, 0])
-        found.append((float(chosen.mean()) if chosen.size else None, int((~halved).sum())))
-    return found
+    best = best_hypotheses(judgement.first_half_losses[0, halved])[:, None]
+    return mean_told(np.take_along_axis(judgement.second_half_scores[0, halved], best, axis=-1)[:, 0])
+
+
+def mean_told(scores: Floats) -> float | None:
+    """The mean of clients' scores (V,) as they tell them; None for no clients."""
+    return float(told(scores).mean()) if scores.size else None

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from coterie.config import Reseed, Start
+from coterie.config import Assignment, Reseed, Selection, Start
 from coterie.errors import CoterieError
 from coterie.mechanisms.events import Neighbourhood
 from coterie.tasks import Task, TrainingSettings
@@ -12,11 +12,12 @@ from coterie.tasks import Task, TrainingSettings
 
 @dataclass(frozen=True)
 class SimulatedRun:
-    """One run. The names mean what they mean for ``flower-server``; None takes the task's value.
+    """One run. The names mean what they mean for ``flower-server`` and ``flower-client``; None takes the task's value.
 
     ``noise_multiplier`` is ν; 0, which no deployed client accepts, lets updates leave as they are: neither clipped
-    nor noised, and without a privacy price. The server is told each update's hypothesis (assignment = client) and
-    weighs updates equally. Raises ``CoterieError`` for a value that cannot be used.
+    nor noised, and without a privacy price. The server weighs updates equally. ``fine_tune_epochs`` above 0 has each
+    held-out client train the final hypothesis on in the end, with the task's step size or ``fine_tune_step_size``
+    and the task's batches: nothing leaves. Raises ``CoterieError`` for a value that cannot be used.
     """
 
     seed: int = 0
@@ -35,6 +36,12 @@ class SimulatedRun:
     start: Start = Start.INDEPENDENT
     reseed: Reseed = Reseed.ON
     reseed_after: int = 5
+    assignment: Assignment = Assignment.CLIENT
+    selection: Selection = Selection.ARGMIN
+    selection_epsilon: float | None = None
+    selection_loss_bound: float | None = None
+    fine_tune_epochs: int = 0
+    fine_tune_step_size: float | None = None
 
     def __post_init__(self) -> None:
         for name in (
@@ -49,18 +56,36 @@ class SimulatedRun:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise CoterieError(f"Expected {_flag(name)} to be at least 1, found {value}")
-        if self.patience < 0:
-            raise CoterieError(f"Expected --patience to be at least 0, found {self.patience}")
+        for name in ("patience", "fine_tune_epochs"):
+            if (value := getattr(self, name)) < 0:
+                raise CoterieError(f"Expected {_flag(name)} to be at least 0, found {value}")
         if not 0 <= self.noise_multiplier < math.inf:
             raise CoterieError(
                 f"Expected --noise-multiplier to be 0 or more, and finite, found {self.noise_multiplier}"
             )
         if not 0 <= self.validation_fraction < 1:
             raise CoterieError(f"Expected --validation-fraction from 0 to below 1, found {self.validation_fraction}")
-        for name in ("clipping_norm", "step_size"):
+        for name in (
+            "clipping_norm",
+            "step_size",
+            "selection_epsilon",
+            "selection_loss_bound",
+            "fine_tune_step_size",
+        ):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise CoterieError(f"Expected {_flag(name)} to be above 0, and finite, found {value}")
+        self._expect_with("selection_epsilon", self.selection is not Selection.ARGMIN)
+        self._expect_with("selection_loss_bound", self.selection is Selection.EXPONENTIAL)
+        if self.fine_tune_step_size is not None and not self.fine_tune_epochs:
+            raise CoterieError("Expected --fine-tune-epochs of at least 1 with --fine-tune-step-size, found 0")
+
+    def _expect_with(self, name: str, needed: bool) -> None:
+        """A setting of the private choice is there exactly where the choice needs it."""
+        value = getattr(self, name)
+        if needed != (value is not None):
+            wanted, found = "a" if needed else "no", "none" if value is None else value
+            raise CoterieError(f"Expected {wanted} {_flag(name)} with --selection {self.selection}, found {found}")
 
     def training(self, task: Task) -> TrainingSettings:
         """The local training: this run's values, and the task's for those it leaves open."""
@@ -68,6 +93,14 @@ class SimulatedRun:
             epochs=self.epochs or task.training.epochs,
             step_size=self.step_size or task.training.step_size,
             batch_size=self.batch_size or task.training.batch_size,
+        )
+
+    def fine_tuning(self, task: Task) -> TrainingSettings:
+        """The local training of the end, as ``flower-client --fine-tune`` does it: the task's, but for epochs."""
+        return replace(
+            task.training,
+            epochs=self.fine_tune_epochs,
+            step_size=self.fine_tune_step_size or task.training.step_size,
         )
 
 

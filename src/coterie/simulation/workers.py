@@ -26,9 +26,10 @@ from coterie.client.training import train
 from coterie.errors import CoterieError
 from coterie.parameters import Layout
 from coterie.simulation.engines import Floats, Judgement, Vectors
+from coterie.simulation.personalization import fine_tuned_score
 from coterie.simulation.private_choice import PrivateChoice
 from coterie.simulation.rows import Counts, Rows
-from coterie.tasks import Task, TrainingSettings
+from coterie.tasks import ClientData, Task, TrainingSettings
 
 Answer = TypeVar("Answer")
 
@@ -81,6 +82,18 @@ class WorkersEngine:
         judged = np.array(self._ask(hypotheses, _judge, clients[0].tolist(), seeds.tolist()))  # (V, 4, k)
         losses, scores, first, second = (judged[None, :, part] for part in range(4))
         return Judgement(losses, scores, first, second)
+
+    def fine_tune(
+        self,
+        hypotheses: Vectors,
+        clients: Counts,
+        halves: Sequence[np.random.Generator],
+        orders: Sequence[np.random.Generator],
+        training: TrainingSettings,
+    ) -> Floats:
+        """See ``Engine.fine_tune``."""
+        seeds = [rngs[0].integers(2**63 - 1, size=clients.size).tolist() for rngs in (halves, orders)]
+        return np.array(self._ask(hypotheses, _fine_tune, clients[0].tolist(), *seeds, [training] * clients.size))[None]
 
     def _ask(self, hypotheses: Vectors, work: Callable[..., Answer], *arguments: Sequence[object]) -> list[Answer]:
         self._work.hypotheses[:] = hypotheses[0]
@@ -142,8 +155,7 @@ def _judge(client: int, seed: int) -> NDArray[np.float64]:
     """Losses, scores, first halves' losses and second halves' scores of the k hypotheses, (4, k)."""
     (work,) = _held
     data = work.rows.client(client)
-    order = np.random.default_rng(seed).permutation(data.rows)
-    first, second = order[: data.rows // 2], order[data.rows // 2 :]
+    first, second = _halves(data.rows, seed)
     judged = np.full((4, len(work.hypotheses)), np.nan)
     for j, vector in enumerate(work.hypotheses):
         found = outputs(work.model, vector, work.layout, data.inputs)
@@ -153,3 +165,20 @@ def _judge(client: int, seed: int) -> NDArray[np.float64]:
         if data.rows > 1:
             judged[2:, j] = losses[first].mean(), scores[second].mean()
     return judged
+
+
+def _fine_tune(client: int, half_seed: int, order_seed: int, training: TrainingSettings) -> float:
+    (work,) = _held
+    data = work.rows.client(client)
+    if data.rows < 2:
+        return float("nan")
+    first, second = (
+        ClientData(data.name, data.inputs[own], data.targets[own]) for own in _halves(data.rows, half_seed)
+    )
+    rng = np.random.default_rng(order_seed)
+    return fine_tuned_score(work.task, work.model, work.layout, work.hypotheses, (first, second), training, rng=rng)
+
+
+def _halves(rows: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    order = np.random.default_rng(seed).permutation(rows)
+    return order[: rows // 2], order[rows // 2 :]
