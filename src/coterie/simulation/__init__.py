@@ -27,6 +27,7 @@ from coterie.simulation.sanitizing import BatchSanitizer, draw, finite_updates, 
 from coterie.simulation.server_side import (
     Sampler,
     average_all,
+    honest_loss,
     honest_score,
     mean_told,
     nearest_all,
@@ -238,11 +239,12 @@ def _result(task: Task, rows: Rows, engine: Engine, state: _RunState) -> Simulat
     kept = state.kept[None]
     run, held_out = state.run, state.sampler.held_out[None]
     halved = rows.counts[held_out[0]] > 1
-    metric = honest = tuned = None
+    metric = honest = loss = tuned = None
     if held_out.size:
         judgement = engine.judge(kept, held_out, [state.halves()])
         metric = task.report(validations(judgement)[0].score)
         honest = honest_score(judgement, halved)
+        loss = honest_loss(judgement, rows.counts[held_out[0]])
         if run.fine_tune_epochs:
             orders = [seeded(run.seed, "simulation", "fine-tuning")]
             scores = engine.fine_tune(kept, held_out, [state.halves()], orders, run.fine_tuning(task))
@@ -253,6 +255,7 @@ def _result(task: Task, rows: Rows, engine: Engine, state: _RunState) -> Simulat
         metric_name=task.metric,
         metric=metric,
         honest_metric=None if honest is None else task.report(honest),
+        honest_loss=loss,
         honest_left_out=int((~halved).sum()),
         fine_tuned_metric=None if tuned is None else task.report(tuned),
         clients_per_hypothesis=tuple(counts.tolist()),

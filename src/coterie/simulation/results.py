@@ -26,10 +26,12 @@ class SimulatedResult:
 
     ``hypotheses`` (k, n) are those of the best validation, or the last ones when nobody is held out. ``metric`` is
     the paper's: each held-out client is scored by the hypothesis that fits best the very rows it is scored on.
-    ``honest_metric`` chooses on half of a client's rows and scores on the other half; ``honest_left_out`` clients
-    have a single row and take no part in it. ``fine_tuned_metric`` is the honest metric's twin on the same clients and
-    rows, after each has trained its chosen hypothesis on with the half it chose on (and kept what its loss there did
-    not improve). They are None when nobody is held out, or nothing was fine-tuned. ``clients_per_hypothesis``
+    ``honest_metric`` chooses on half of a client's rows and scores on the other half, and ``honest_loss`` is the mean
+    loss there, by which k can be chosen; ``honest_left_out`` clients have a single row and take no part. (Which
+    validation was best, the same clients' rows have told.) ``fine_tuned_metric`` is ``honest_metric`` on the same
+    clients and rows, where each has first trained its hypothesis on with the half that it chose on, and kept the
+    hypothesis itself if its loss there was no less. All four are None when nobody is held out, and the last when
+    nothing was fine-tuned. ``clients_per_hypothesis``
     counts, over all clients, trained and held out, who takes which of the ``hypotheses``; ``collapsed`` says that all
     but one of several are taken by fewer than 1 % of them. ``reseeded`` counts the hypotheses that were re-seeded.
     ``participations`` (N,) counts each client's releases.
@@ -39,6 +41,7 @@ class SimulatedResult:
     metric_name: str
     metric: float | None
     honest_metric: float | None
+    honest_loss: float | None
     honest_left_out: int
     fine_tuned_metric: float | None
     clients_per_hypothesis: tuple[int, ...]
@@ -57,6 +60,7 @@ class SimulatedResult:
             "seed": self.run.seed,
             "metric": _finite(self.metric),
             "honest_metric": _finite(self.honest_metric),
+            "honest_loss": _finite(self.honest_loss),
             "honest_left_out": self.honest_left_out,
             "fine_tuned_metric": _finite(self.fine_tuned_metric),
             "metric_name": self.metric_name,

@@ -13,6 +13,8 @@ from coterie.simulation.engines import Floats, Judgement, Vectors, best_hypothes
 from coterie.simulation.rows import Counts
 from coterie.simulation.settings import SimulatedRun
 
+_NUMBERS_AT_ONCE = 1 << 17  # of all clients in an average: 1 MB in float64 stays in the cache
+
 
 class Sampler:
     """``Roster``'s split and samples, with the order that it sorts anew each round kept."""
@@ -62,12 +64,15 @@ def average_all(hypotheses: Vectors, belongs: Counts, vectors: Vectors) -> tuple
     """
     runs, k, n = hypotheses.shape
     cluster = (belongs + k * np.arange(runs)[:, None]).reshape(-1)
-    sums = torch.zeros((runs * k, n), dtype=torch.float64)
-    sums.index_add_(0, torch.from_numpy(cluster), torch.from_numpy(vectors.reshape(-1, n)).double())
     counts: Counts = np.bincount(cluster, minlength=runs * k)
     taken = counts > 0
-    averaged = hypotheses.reshape(-1, n).copy()
-    averaged[taken] = sums.numpy()[taken] / counts[taken, None]
+    averaged, sent = hypotheses.reshape(-1, n).copy(), torch.from_numpy(vectors.reshape(-1, n))
+    width = max(1, _NUMBERS_AT_ONCE // len(cluster))
+    for first in range(0, n, width):
+        columns = slice(first, min(first + width, n))
+        sums = torch.zeros((runs * k, columns.stop - first), dtype=torch.float64)
+        sums.index_add_(0, torch.from_numpy(cluster), sent[:, columns].double())
+        averaged[taken, columns] = sums.numpy()[taken] / counts[taken, None]
     return averaged.reshape(hypotheses.shape), counts.reshape(runs, k)
 
 
@@ -95,6 +100,20 @@ def honest_score(judgement: Judgement, halved: NDArray[np.bool_]) -> float | Non
     """
     best = best_hypotheses(judgement.first_half_losses[0, halved])[:, None]
     return mean_told(np.take_along_axis(judgement.second_half_scores[0, halved], best, axis=-1)[:, 0])
+
+
+def honest_loss(judgement: Judgement, counts: Counts) -> float | None:
+    """As ``honest_score``, of the loss: what is in a client's mean over all rows and not in that of its first half.
+
+    ``counts`` (V,) of the clients' rows.
+    """
+    halved = counts > 1
+    first = judgement.first_half_losses[0, halved]
+    best = best_hypotheses(first)[:, None]
+    total, half = (np.take_along_axis(losses, best, axis=-1)[:, 0] for losses in (judgement.losses[0, halved], first))
+    rows, in_first = counts[halved], counts[halved] // 2
+    with np.errstate(invalid="ignore"):  # infinite losses, told as the largest number
+        return mean_told((total * rows - half * in_first) / (rows - in_first))
 
 
 def mean_told(scores: Floats) -> float | None:
