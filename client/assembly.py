@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from coterie.client.ledger import LEDGER_FILE, Ledger, Session
+from coterie.client.ledger import LEDGER_FILE, ROUNDING, Ledger, Session
 from coterie.client.participation import DataHolder, Draws
 from coterie.client.policy import PrivacyPolicy, policy_for
 from coterie.client.sanitize import Gate
@@ -115,7 +115,7 @@ def task_policy(settings: ClientSettings, task: Task) -> PrivacyPolicy:
     """
     policy = policy_for(settings, layout_of(task.build()), task.clipping_norm)
     each = policy.release_loss + (settings.selection_epsilon or 0.0)
-    if settings.budget * (1 + 1e-12) < each:
+    if settings.budget * (1 + ROUNDING) < each:
         raise CoterieError(
             f"Expected --budget of at least {each:.6g}, the cost of one release, found {settings.budget:g}: "
             f"raise it, or --noise-multiplier"

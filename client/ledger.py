@@ -20,8 +20,8 @@ from coterie.mechanisms.events import Neighbourhood, Noise, ReleaseEvent, Select
 LEDGER_FILE = "ledger.sqlite"
 _APPLICATION_ID = 0x636F7465  # "cote"
 _VERSION = 1
-# A total may pass the budget by float rounding alone: 22 allows six releases of 11/3.
-_ROUNDING = 1e-12
+# A total may pass the budget by this relative rounding alone: 22 allows six releases of 11/3.
+ROUNDING = 1e-12
 
 _SCHEMA = """
 CREATE TABLE sessions (
@@ -126,6 +126,8 @@ class Ledger:
         """
         self.path = path
         self._writes = create
+        self._read: list[Release] = []
+        self._last_row = 0
         if not create and not path.is_file():
             raise CoterieError(f"Expected a ledger at {path}, found none")
         try:
@@ -247,7 +249,7 @@ class Ledger:
         if found:
             raise AlreadyReleased(f"an update for round {round_number} of run {run} has already been released")
         spent = pure_loss(self.events())
-        if spent + planned > budget * (1 + _ROUNDING):
+        if spent + planned > budget * (1 + ROUNDING):
             raise BudgetExceeded(f"budget {budget:g} would be passed")
 
     def record_session(self, session: Session) -> None:
@@ -286,17 +288,18 @@ class Ledger:
         return [event for release in self.releases() for event in release.events]
 
     def releases(self) -> list[Release]:
-        """The releases, oldest first."""
+        """The releases, oldest first. As rows never change, only those that are new since the last call are read."""
         noises: dict[object, list[tuple[str, Noise]]] = {}
         for owner, name, *noise in self._rows(
-            "SELECT release, layer, dimension, epsilon, radius FROM noises ORDER BY release, position"
+            "SELECT release, layer, dimension, epsilon, radius FROM releases JOIN noises ON release = id "
+            "WHERE releases.rowid > ? ORDER BY release, position",
+            (self._last_row,),
         ):
             noises.setdefault(owner, []).append((str(name), Noise(*noise)))  # type: ignore[arg-type]
-        found = []
-        for row in self._rows("SELECT * FROM releases ORDER BY rowid"):
-            key, when, run, number, hypothesis, index_sent, rows_sent, neighbourhood, *selection = row
+        for row in self._rows("SELECT rowid, * FROM releases WHERE rowid > ? ORDER BY rowid", (self._last_row,)):
+            place, key, when, run, number, hypothesis, index_sent, rows_sent, neighbourhood, *selection = row
             layers = noises[key]
-            found.append(
+            self._read.append(
                 Release(
                     id=str(key),
                     time=float(when),  # type: ignore[arg-type]
@@ -310,7 +313,17 @@ class Ledger:
                     selection=None if selection[0] is None else SelectionRelease(*selection),  # type: ignore[arg-type]
                 )
             )
-        return found
+            self._last_row = int(place)  # type: ignore[call-overload]
+        return list(self._read)
+
+    def has_released(self, run: str) -> bool:
+        """Whether an update was released in this run."""
+        return bool(self._rows("SELECT 1 FROM releases WHERE run = ? LIMIT 1", (run,)))
+
+    def has_disclosed(self, run: str, round_number: int | None = None) -> bool:
+        """Whether something was disclosed in this run, or in this round of it."""
+        query = "SELECT 1 FROM disclosures WHERE run = ? AND round = coalesce(?, round) LIMIT 1"
+        return bool(self._rows(query, (run, round_number)))
 
     def latest_session(self) -> Session | None:
         """The settings of the latest start, or None before the first."""

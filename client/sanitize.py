@@ -43,7 +43,7 @@ class Gate:
         """The mechanism for this round, or the recorded refusal. Decided from counts and settings, not from data."""
         if request.weighting is Weighting.SAMPLES and not self.share_sample_count:
             return self.refuse(request, "sample counts asked for, not shared by this client")
-        if any(row.run == request.run for row in self.ledger.disclosures()):
+        if self.ledger.has_disclosed(request.run):
             return self.refuse(request, "this client validates in this run and does not train in it")
         mechanism = self.policy.accept(request.proposal)
         if isinstance(mechanism, Refusal):
@@ -51,10 +51,8 @@ class Gate:
         planned = mechanism.planned_loss + (self.selection.epsilon if self.selection else 0.0)
         try:
             self.ledger.check(request.run, request.round, planned=planned, budget=self.budget)
-        except AlreadyReleased as refusal:
-            return self.refuse(request, str(refusal))
-        except BudgetExceeded as refusal:
-            return self.refuse(request, str(refusal), exhausted=True)
+        except (AlreadyReleased, BudgetExceeded) as refusal:
+            return self._refuse_by_ledger(request, refusal)
         return mechanism
 
     def choose(self, losses: NDArray[np.float64], *, rng: NoiseSource) -> int:
@@ -100,10 +98,8 @@ class Gate:
         )
         try:
             self.ledger.record_release(release, budget=self.budget)
-        except AlreadyReleased as refusal:
-            return self.refuse(request, str(refusal))
-        except BudgetExceeded as refusal:
-            return self.refuse(request, str(refusal), exhausted=True)
+        except (AlreadyReleased, BudgetExceeded) as refusal:
+            return self._refuse_by_ledger(request, refusal)
         return UpdateReply(
             release=release.id,
             vector=vector,
@@ -117,9 +113,9 @@ class Gate:
         """
         if not self.validation:
             return self.refuse(message, "validation losses are not shared by this client")
-        if any(release.run == message.run for release in self.ledger.releases()):
+        if self.ledger.has_released(message.run):
             return self.refuse(message, "this client trains in this run and does not validate in it")
-        if any((row.run, row.round) == (message.run, message.round) for row in self.ledger.disclosures()):
+        if self.ledger.has_disclosed(message.run, message.round):
             return self.refuse(message, "a validation of this round has already been told")
         return None
 
@@ -138,3 +134,6 @@ class Gate:
         """Record a refusal and return it."""
         self.ledger.record_refusal(request.run, request.round, reason)
         return Refusal(reason, exhausted=exhausted)
+
+    def _refuse_by_ledger(self, request: TrainRequest, found: AlreadyReleased | BudgetExceeded) -> Refusal:
+        return self.refuse(request, str(found), exhausted=isinstance(found, BudgetExceeded))

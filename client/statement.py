@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from coterie.client.ledger import ROUNDING
 from coterie.client.policy import PrivacyPolicy
 from coterie.config import ClientSettings, Selection
 from coterie.mechanisms.events import Neighbourhood
@@ -36,7 +37,7 @@ def _update(policy: PrivacyPolicy) -> Iterator[str]:
 
 def _budget(settings: ClientSettings, policy: PrivacyPolicy) -> Iterator[str]:
     each = policy.release_loss + (settings.selection_epsilon or 0.0)
-    releases = f"{settings.budget / each * (1 + 1e-12) // 1:.12g}"
+    releases = f"{settings.budget / each * (1 + ROUNDING) // 1:.12g}"
     yield (
         f"Budget: the sum of these costs over all releases on this data, in this and in earlier runs, stays at or "
         f"below {settings.budget:g} (at least {releases} releases from an empty ledger); after that rounds are "
@@ -46,7 +47,9 @@ def _budget(settings: ClientSettings, policy: PrivacyPolicy) -> Iterator[str]:
         layers = ",".join(map(str, policy.sizes))
         yield (
             f"The (ε, δ) price of that many updates: coterie account --layers {layers} "
-            f"--noise-multiplier {policy.noise_multiplier:g} --rounds {releases} --delta {settings.delta:g}"
+            f"--noise-multiplier {policy.noise_multiplier:g} --rounds {releases} --delta {settings.delta:g} "
+            f"(proven as long as no server asks for more noise than this; a private choice of the hypothesis costs its "
+            f"ε on top)"
         )
 
 

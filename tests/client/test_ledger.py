@@ -413,3 +413,17 @@ def test_ledgers_are_found_in_a_clients_folder_and_in_a_fleets(tmp_path: Path) -
     (tmp_path / "no client").mkdir()
     assert find_ledgers(tmp_path) == [tmp_path / "a" / LEDGER_FILE, tmp_path / "b" / LEDGER_FILE]
     assert find_ledgers(tmp_path / "a") == [tmp_path / "a" / LEDGER_FILE]
+
+
+def test_an_open_ledger_sees_what_is_added_and_nothing_that_was_rolled_back(path: Path) -> None:
+    """It reads new rows only: one that it missed would be spent for nothing, one too many would be spent twice."""
+    with Ledger(path, create=True) as one, Ledger(path, create=True) as other:
+        one.record_release(a_release(1, sizes=(8, 3)), budget=1e9)
+        assert other.releases() == one.releases() == [a_release(1, sizes=(8, 3))]
+        with pytest.raises(BudgetExceeded):
+            one.record_release(a_release(2), budget=1.0)
+        other.record_release(a_release(3, selection=SelectionRelease("randomized-argmin", 3, 0.5)), budget=1e9)
+        one.record_release(a_release(4), budget=1e9)
+        assert one.releases() == other.releases() == releases_in(path)
+        one.releases().clear()
+        assert [release.round for release in one.releases()] == [1, 3, 4]
