@@ -2,20 +2,27 @@
 
 import os
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from coterie import simulation
+from coterie.client.selection import outputs
 from coterie.client.training import train
+from coterie.datasets.femnist import CharacterNetwork
 from coterie.errors import CoterieError
 from coterie.parameters import layout_of
 from coterie.rng import seeded
-from coterie.simulation import SimulatedRun, is_batched, simulate
+from coterie.simulation import SimulatedRun, channels_last, is_batched, server_side, simulate
+from coterie.simulation.channels_last import ChannelsLast, has_convolutions
 from coterie.simulation.engines import BatchedEngine
+from coterie.simulation.privacy import mechanism_for
 from coterie.simulation.rows import Rows
+from coterie.simulation.server_side import average_all
 from coterie.simulation.workers import workers
 from coterie.tasks import ClientData, Task, load_task, seeded_module
 from tests.simulation.conftest import RAGGED, hospital_rows
@@ -46,6 +53,77 @@ def test_the_work_is_the_batched_engines(brisk: tuple[Task, list[ClientData]]) -
         if half:
             losses = judged.losses[0, place]
             assert (judged.first_half_losses[0, place] * half < losses * RAGGED[client]).all()
+
+
+def test_what_is_sent_is_the_mechanisms_release_whatever_the_number_of_processes(
+    brisk: tuple[Task, list[ClientData]],
+) -> None:
+    task, clients = brisk
+    model, rows, layout = task.build(), Rows.of(clients), layout_of(task.build())
+    mechanism = mechanism_for(SimulatedRun(clipping_norm=0.05), task, layout)
+    assert mechanism is not None
+    hypotheses = 0.3 * seeded(1).standard_normal((1, 3, layout.size)).astype(np.float32)
+    sampled = np.array([[9, 0, 4, 2, 7]])
+    sent = []
+    for processes in (1, 2, 3):
+        with workers(task, model, layout, rows, task.training, k=3, sampled=5, processes=processes) as engine:
+            _, trained = engine.choose_and_train(hypotheses, sampled, [seeded(6)])
+            chosen, noisy = engine.choose_and_send(hypotheses, sampled, seeded(6), None, mechanism, seeded(8))
+            sent.append(noisy.copy())
+    assert np.array_equal(sent[0], sent[1])
+    assert np.array_equal(sent[0], sent[2])
+    seeds = seeded(8).integers(2**63 - 1, size=5)
+    assert len(set(seeds.tolist())) == 5
+    for place in range(5):
+        start = hypotheses[0, chosen[0, place]].astype(np.float64)
+        update = trained[0, place] - start
+        released = mechanism.release(update, rng=np.random.default_rng(seeds[place])).update
+        assert np.array_equal(sent[0][0, place], (start + released).astype(np.float32))
+        assert not np.allclose(released, update, atol=1e-3)
+
+
+@pytest.fixture
+def images() -> ClientData:
+    """Images of the femnist task, in float64: in float32 the order of a sum can decide what a ReLU lets by."""
+    rng = seeded(4, "images")
+    return ClientData("f", torch.tensor(rng.uniform(0, 1, (21, 1, 28, 28))), torch.tensor(rng.integers(0, 62, 21)))
+
+
+def _convolutional(data: ClientData) -> tuple[NDArray[np.float64], NDArray[np.float64], bool]:
+    """The femnist task's outputs and what it trains, dropout included, in float64; whether channels were innermost."""
+    task = load_task("femnist")
+    model = CharacterNetwork().double()
+    layout = layout_of(model)
+    innermost: list[bool] = []
+    model.convolution2.register_forward_hook(lambda *call: innermost.append(call[2].stride()[1] == 1))
+    vector: Any = seeded(2).uniform(-0.05, 0.05, layout.size)
+    trained = train(task, model, vector, layout, data, replace(task.training, batch_size=8), rng=seeded(3))
+    found = outputs(model, vector, layout, data.inputs).numpy()
+    assert len(set(innermost)) == 1
+    return found, trained - vector, innermost[0]
+
+
+def test_channels_last_changes_nothing_but_the_order_of_sums(
+    images: ClientData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, updates, innermost = _convolutional(images)
+    assert not innermost
+    with ChannelsLast():
+        again, same_updates, innermost = _convolutional(images)
+    assert innermost
+    np.testing.assert_allclose(again, found, rtol=0, atol=1e-13)
+    assert np.abs(updates).max() > 1e-3
+    np.testing.assert_allclose(same_updates, updates, rtol=0, atol=1e-13)
+    # Dropout that draws in the order of memory drops others: the comparison sees it.
+    monkeypatch.setattr(channels_last, "_DRAWING", set())
+    with ChannelsLast():
+        _, other_updates, _ = _convolutional(images)
+    assert np.abs(other_updates - updates).max() > 1e-3
+
+
+def test_which_models_have_convolutions() -> None:
+    assert has_convolutions(layout_of(load_task("femnist").build()))
+    assert not has_convolutions(layout_of(load_task("digits").build()))
 
 
 class Branching(nn.Module):
@@ -107,6 +185,46 @@ def test_a_process_that_dies_is_one_line() -> None:
     )
     with pytest.raises(CoterieError, match="was memory short"):
         simulate(dying, hospital_rows(), [SimulatedRun(clients_per_round=3, rounds=1)])
+
+
+def test_a_choice_in_bfloat16_does_not_see_a_thousandth() -> None:
+    # One input of 1, outputs w and a target of 2: 1.0009 is nearer to it, and is 1 in bfloat16.
+    rows = Rows.of([ClientData("one", torch.ones(1, 3), torch.full((1, 1), 2.0))])
+    task, model = load_task("hospital"), Branching()
+    layout = layout_of(model)
+    hypotheses = np.array([[[1, 0, 0, 0], [1.0009, 0, 0, 0]]], np.float32)
+    chosen = []
+    for bfloat16 in (False, True):
+        with workers(
+            task, model, layout, rows, task.training, k=2, sampled=1, bfloat16_selection=bfloat16, processes=1
+        ) as engine:
+            chosen.append(engine.choose_and_train(hypotheses, np.array([[0]]), [seeded(1)])[0].item())
+            # Only the choice of who trains: what is measured is measured in float32.
+            assert engine.losses(hypotheses, np.array([[0]])).argmin() == 1
+    assert chosen == [1, 0]
+
+
+def test_bfloat16_is_refused_where_it_does_nothing() -> None:
+    with pytest.raises(CoterieError, match=r"^Expected --bfloat16-selection for a model .* 'hospital'.*leave it out$"):
+        simulate(
+            load_task("hospital"),
+            hospital_rows(),
+            [SimulatedRun(clients_per_round=3, rounds=1, bfloat16_selection=True)],
+        )
+
+
+def test_averages_in_blocks_are_the_averages(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = seeded(9)
+    hypotheses, sent = rng.standard_normal((2, 3, 50)), rng.standard_normal((2, 7, 50))
+    belongs = np.array([[0, 1, 1, 0, 0, 1, 0], [2, 2, 2, 2, 2, 2, 2]])
+    arguments = hypotheses.astype(np.float32), belongs, sent.astype(np.float32)
+    whole, counts = average_all(*arguments)
+    monkeypatch.setattr(server_side, "_NUMBERS_AT_ONCE", 14 * 8)  # eight parameters at a time, and two in the end
+    blocks, _ = average_all(*arguments)
+    assert np.array_equal(whole, blocks)
+    assert counts.tolist() == [[4, 3, 0], [0, 0, 7]]
+    np.testing.assert_allclose(blocks[0, 0], arguments[2][0, belongs[0] == 0].mean(axis=0), rtol=1e-6, atol=1e-7)
+    assert np.array_equal(blocks[0, 2], arguments[0][0, 2])
 
 
 def test_torch_has_its_threads_back(brisk: tuple[Task, list[ClientData]]) -> None:

@@ -53,8 +53,12 @@ class ChannelsLast(TorchFunctionMode):
         if type(result) is Tensor and result.requires_grad and _channels_innermost(result):
             # Where a flattening follows, the gradient comes back in the other order, and pooling then takes seven
             # times as long.
-            result.register_hook(lambda gradient: gradient.contiguous(memory_format=torch.channels_last))
+            result.register_hook(_channels_last)  # type: ignore[no-untyped-call]
         return result
+
+
+def _channels_last(gradient: Tensor) -> Tensor:
+    return gradient.contiguous(memory_format=torch.channels_last)
 
 
 def _channels_innermost(tensor: Tensor) -> bool:
