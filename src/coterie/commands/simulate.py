@@ -3,7 +3,7 @@
 import json
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +15,7 @@ from rich.progress import Task as Bar
 from rich.table import Table
 from rich.text import Text
 
-from coterie.config import Reseed, Start
+from coterie.config import Assignment, Reseed, Selection, Start
 from coterie.errors import CoterieError
 from coterie.mechanisms.events import Neighbourhood
 from coterie.terminal import say
@@ -48,9 +48,31 @@ def simulate(
     epochs: Annotated[int | None, typer.Option(help="E, local passes (default: the task's).")] = None,
     step_size: Annotated[float | None, typer.Option(help="Of local SGD (default: the task's).")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Of local SGD (default: the task's).")] = None,
+    bfloat16_selection: Annotated[
+        bool,
+        typer.Option(
+            "--bfloat16-selection",
+            help="Choose hypotheses by losses in bfloat16: faster for convolutions, not always the same choice, and in "
+            "simulations only.",
+        ),
+    ] = False,
     start: Annotated[Start, typer.Option(help="Where the hypotheses start.")] = Start.INDEPENDENT,
     reseed: Annotated[Reseed, typer.Option(help="off: the published algorithm.")] = Reseed.ON,
     reseed_after: Annotated[int, typer.Option(help="Rounds without a choice after which one is re-seeded.")] = 5,
+    assignment: Annotated[
+        Assignment, typer.Option(help="client: it says which hypothesis it trained. server: the nearest to its vector.")
+    ] = Assignment.CLIENT,
+    selection: Annotated[
+        Selection, typer.Option(help="Choice of hypothesis: argmin is not private, the others are, and priced.")
+    ] = Selection.ARGMIN,
+    selection_epsilon: Annotated[float | None, typer.Option(help="ε of a private choice, each round.")] = None,
+    selection_loss_bound: Annotated[
+        float | None, typer.Option(help="Losses are clipped to this (exponential).")
+    ] = None,
+    fine_tune_epochs: Annotated[
+        int, typer.Option(help="In the end, local passes of each held-out client from its hypothesis; nothing leaves.")
+    ] = 0,
+    fine_tune_step_size: Annotated[float | None, typer.Option(help="Of these passes (default: the task's).")] = None,
     sweep: Annotated[
         list[str] | None, typer.Option(help="NAME=VALUE,… with NAME one of k, nu, C, T; several make a grid.")
     ] = None,
@@ -90,9 +112,16 @@ def simulate(
         epochs=epochs,
         step_size=step_size,
         batch_size=batch_size,
+        bfloat16_selection=bfloat16_selection,
         start=start,
         reseed=reseed,
         reseed_after=reseed_after,
+        assignment=assignment,
+        selection=selection,
+        selection_epsilon=selection_epsilon,
+        selection_loss_bound=selection_loss_bound,
+        fine_tune_epochs=fine_tune_epochs,
+        fine_tune_step_size=fine_tune_step_size,
     )
     plan = Sweep(base, points, seeds, out)
     total = sum(run.rounds for point in points for run in plan.runs(point))
@@ -105,7 +134,8 @@ def simulate(
     if out is not None:
         check_folder(out)
     rows = Rows.of(_clients(found, data, partition_by, clients))
-    with Progress(*_columns(), console=Console(stderr=True), transient=True) as bars:
+    console = Console(stderr=True)
+    with Progress(*_columns(), console=console, transient=True, disable=not console.is_terminal) as bars:
         bar = bars.add_task(f"{len(points) * seeds} runs", total=total, found=0)
         records = run_sweep(
             found,
@@ -119,6 +149,8 @@ def simulate(
         print(json.dumps(records, indent=2, allow_nan=False))
     else:
         _print_table(records, list(points[0]), seeds)
+    if len({point.get("k") for point in points}) > 1:
+        _suggest(records, list(points[0]), say if as_json else Console().print)
     for point, own in _by_point(records, list(points[0])).items():
         if together := sum(record["collapsed"] for record in own):
             where = f" at {point}" if point else ""
@@ -168,10 +200,24 @@ def _by_point(records: Sequence[dict[str, Any]], letters: Sequence[str]) -> dict
     return found
 
 
+def _suggest(records: Sequence[dict[str, Any]], letters: Sequence[str], tell: Callable[[str], None]) -> None:
+    """Which k to take."""
+    from coterie.simulation.choosing import suggest
+
+    for suggestion in (suggestions := suggest(records, letters)):
+        tell(f"{suggestion}.")
+    if suggestions:
+        tell("That rests on the losses of held-out clients, which no price covers.")
+    else:
+        tell("No k is suggested: for that, two values need two --seeds each with held-out clients of two rows or more.")
+
+
 def _print_table(records: Sequence[dict[str, Any]], letters: Sequence[str], seeds: int) -> None:
     console = Console()
     table = Table(title=records[0]["metric_name"])
-    for name in (*letters, *(("runs",) if letters else ("seed",)), "metric", "honest", "rounds", "collapsed"):
+    tuned = any(record["fine_tuned_metric"] is not None for record in records)
+    metrics = ("metric", "honest", *(("fine-tuned",) if tuned else ()))
+    for name in (*letters, *(("runs",) if letters else ("seed",)), *metrics, "rounds", "collapsed"):
         table.add_column(name, justify="right")
     table.add_column("pure ε", justify="right")
     table.add_column("ε at δ = 1e-5", justify="right")
@@ -183,6 +229,7 @@ def _print_table(records: Sequence[dict[str, Any]], letters: Sequence[str], seed
             str(seeds) if letters else str(own[0]["seed"]),
             _median([record["metric"] for record in own]),
             _median([record["honest_metric"] for record in own]),
+            *([_median([record["fine_tuned_metric"] for record in own])] if tuned else []),
             _median([record["rounds"] for record in own]),
             str(sum(record["collapsed"] for record in own)),
             _most([price["pure"] for price in prices]),
@@ -192,7 +239,8 @@ def _print_table(records: Sequence[dict[str, Any]], letters: Sequence[str], seed
     console.print(
         ("Medians over seeds; prices are the largest. " if letters else "")
         + "metric: each held-out client by the hypothesis that fits best the rows it is scored on; honest: chosen on "
-        "half of its rows, scored on the other half.",
+        "half of its rows, scored on the other half"
+        + ("; fine-tuned: the same, after training on with the half that chose." if tuned else "."),
         style="dim",
     )
     for note in dict.fromkeys(note for record in records for note in (record["price"] or {}).get("notes", ())):

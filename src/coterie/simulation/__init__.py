@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from coterie.config import Assignment
+from coterie.errors import CoterieError
 from coterie.parameters import Layout, layout_of
 from coterie.rng import seeded
 from coterie.server.hypotheses import BestSoFar, initial_hypotheses
@@ -34,7 +35,7 @@ from coterie.simulation.server_side import (
     validations,
 )
 from coterie.simulation.settings import SimulatedRun, check_stack
-from coterie.simulation.workers import workers
+from coterie.simulation.workers import WorkersEngine, workers
 from coterie.tasks import ClientData, Task
 
 __all__ = ["SimulatedResult", "SimulatedRun", "simulate"]
@@ -67,12 +68,24 @@ def simulate(
     training = runs[0].training(task)
     with one_thread():
         if is_batched(task, layout, rows):
+            if runs[0].bfloat16_selection:
+                raise CoterieError(
+                    "Expected --bfloat16-selection for a model that is simulated client by client, found task "
+                    f"{task.name!r}, whose clients are simulated together: leave it out"
+                )
             engine = BatchedEngine(task, rows, training)
             _Simulation(task, engine, on_round).play(states)
             return [_result(task, rows, engine, state) for state in states]
         like = runs[0]
         with workers(
-            task, model, layout, rows, training, k=like.hypotheses, sampled=like.clients_per_round
+            task,
+            model,
+            layout,
+            rows,
+            training,
+            k=like.hypotheses,
+            sampled=like.clients_per_round,
+            bfloat16_selection=like.bfloat16_selection,
         ) as one_by_one:
             for state in states:
                 _Simulation(task, one_by_one, on_round).play([state])
@@ -159,12 +172,7 @@ class _Simulation:
 
     def _round(self, live: Sequence[_RunState], hypotheses: Vectors, sanitize: "_Sanitize", number: int) -> Vectors:
         sampled = np.stack([state.sampler.sample(number) for state in live])
-        orders = [state.order for state in live]
-        chosen, trained = self._engine.choose_and_train(hypotheses, sampled, orders, _choice(live))
-        n = hypotheses.shape[-1]
-        starts = hypotheses[np.arange(len(live))[:, None], chosen].reshape(-1, n)
-        sent = sent_vectors(starts, sanitize(finite_updates(starts, trained.reshape(-1, n))))
-        sent = sent.reshape(trained.shape)
+        chosen, sent = self._clients_part(live, hypotheses, sampled, sanitize)
         by_client = live[0].run.assignment is Assignment.CLIENT
         belongs = chosen if by_client else nearest_all(hypotheses, sent)
         hypotheses, counts = average_all(hypotheses, belongs, sent)
@@ -187,6 +195,20 @@ class _Simulation:
         if number % run.validate_every == 0 or number == run.rounds:
             self._validate(live, hypotheses, number)
         return hypotheses
+
+    def _clients_part(
+        self, live: Sequence[_RunState], hypotheses: Vectors, sampled: Counts, sanitize: "_Sanitize"
+    ) -> tuple[Counts, Vectors]:
+        """Each sampled client's hypothesis (S, U), and what it sends (S, U, n)."""
+        orders, choice = [state.order for state in live], _choice(live)
+        if isinstance(self._engine, WorkersEngine):
+            (state,) = live
+            return self._engine.choose_and_send(hypotheses, sampled, state.order, choice, state.mechanism, state.noise)
+        chosen, trained = self._engine.choose_and_train(hypotheses, sampled, orders, choice)
+        n = hypotheses.shape[-1]
+        starts = hypotheses[np.arange(len(live))[:, None], chosen].reshape(-1, n)
+        sent = sent_vectors(starts, sanitize(finite_updates(starts, trained.reshape(-1, n))))
+        return chosen, sent.reshape(trained.shape)
 
     def _validate(self, live: Sequence[_RunState], hypotheses: Vectors, number: int) -> None:
         if not len(live[0].sampler.held_out):

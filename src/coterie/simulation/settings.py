@@ -17,7 +17,11 @@ class SimulatedRun:
     ``noise_multiplier`` is ν; 0, which no deployed client accepts, lets updates leave as they are: neither clipped
     nor noised, and without a privacy price. The server weighs updates equally. ``fine_tune_epochs`` above 0 has each
     held-out client train the final hypothesis on in the end, with the task's step size or ``fine_tune_step_size``
-    and the task's batches: nothing leaves. Raises ``CoterieError`` for a value that cannot be used.
+    and the task's batches: nothing leaves. ``bfloat16_selection`` has clients choose by losses computed in bfloat16,
+    which no deployed client does: faster where the processor has instructions for it, and where two hypotheses are
+    nearly as good, sometimes another choice (``benchmarks/simulation.md`` counts them).
+
+    Raises ``CoterieError`` for a value that cannot be used.
     """
 
     seed: int = 0
@@ -42,6 +46,7 @@ class SimulatedRun:
     selection_loss_bound: float | None = None
     fine_tune_epochs: int = 0
     fine_tune_step_size: float | None = None
+    bfloat16_selection: bool = False
 
     def __post_init__(self) -> None:
         for name in (
