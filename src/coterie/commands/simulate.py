@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Task as Bar
@@ -89,9 +90,10 @@ def simulate(
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list, one object a run.")] = False,
 ) -> None:
     """Simulate federated runs on this machine: for choosing k, ν, C and T. The noise is seeded and protects nobody."""
+    from coterie.simulation.processes import in_processes
     from coterie.simulation.rows import Rows
     from coterie.simulation.settings import SimulatedRun
-    from coterie.simulation.sweep import MOST_SEEDS, Runner, Sweep, check_folder, grid, in_this_process, run_sweep
+    from coterie.simulation.sweep import MOST_SEEDS, Runner, Sweep, check_folder, grid, run_sweep
     from coterie.tasks import load_task
 
     points = grid(sweep or [])
@@ -126,7 +128,7 @@ def simulate(
     plan = Sweep(base, points, seeds, out)
     total = sum(run.rounds for point in points for run in plan.runs(point))
     found = load_task(task)
-    runner: Runner = in_this_process
+    runner: Runner = in_processes
     if ray is not None:
         from coterie.simulation.cluster import over_ray
 
@@ -214,9 +216,10 @@ def _suggest(records: Sequence[dict[str, Any]], letters: Sequence[str], tell: Ca
 
 def _print_table(records: Sequence[dict[str, Any]], letters: Sequence[str], seeds: int) -> None:
     console = Console()
-    table = Table(title=records[0]["metric_name"])
+    # Ten columns fit in 80 characters.
+    table = Table(title=records[0]["metric_name"], box=SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False)
     tuned = any(record["fine_tuned_metric"] is not None for record in records)
-    metrics = ("metric", "honest", *(("fine-tuned",) if tuned else ()))
+    metrics = ("metric", "honest", *(("tuned",) if tuned else ()))
     for name in (*letters, *(("runs",) if letters else ("seed",)), *metrics, "rounds", "collapsed"):
         table.add_column(name, justify="right")
     table.add_column("pure ε", justify="right")
@@ -240,7 +243,7 @@ def _print_table(records: Sequence[dict[str, Any]], letters: Sequence[str], seed
         ("Medians over seeds; prices are the largest. " if letters else "")
         + "metric: each held-out client by the hypothesis that fits best the rows it is scored on; honest: chosen on "
         "half of its rows, scored on the other half"
-        + ("; fine-tuned: the same, after training on with the half that chose." if tuned else "."),
+        + ("; tuned: the same, after training on with the half that chose." if tuned else "."),
         style="dim",
     )
     for note in dict.fromkeys(note for record in records for note in (record["price"] or {}).get("notes", ())):
