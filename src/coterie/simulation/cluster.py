@@ -4,6 +4,7 @@ import logging
 import os
 import re
 import secrets
+import socket
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -146,8 +147,10 @@ def _connected(address: str) -> Iterator[Any]:
                 options |= {"num_cpus": own, "include_dashboard": False, "_temp_dir": logs}
             try:
                 try:
+                    if not local:
+                        _knock(address)
                     ray.init(**options)
-                except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+                except (OSError, OverflowError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
                     raise CoterieError(
                         f"Expected to start or reach Ray for --ray {address}, found {_line(error)}; "
                         "HOST:PORT must be of a cluster that this machine is part of"
@@ -159,6 +162,12 @@ def _connected(address: str) -> Iterator[Any]:
                 yield ray
             finally:
                 ray.shutdown()
+
+
+def _knock(address: str) -> None:
+    """Ray itself looks for minutes, in silence, for a cluster that is not there. Raises ``OSError``."""
+    host, _, port = address.rpartition(":")
+    socket.create_connection((host, int(port)), timeout=10).close()
 
 
 def _one_thread_and_token() -> dict[str, str]:
