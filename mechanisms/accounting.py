@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 from coterie.mechanisms.arguments import expect_count, expect_positive
 from coterie.mechanisms.events import (
     GaussianRelease,
+    LabelRelease,
     Neighbourhood,
     Noise,
     ReleaseEvent,
     SelectionRelease,
     UpdateRelease,
 )
+from coterie.mechanisms.labels.accounting import LabelAccountant, LabelPrice
 
 if TYPE_CHECKING:
     from coterie.mechanisms.composition import Loss
@@ -29,6 +31,10 @@ RELATIVE_NOTE = (
 )
 GAUSSIAN_NOTE = "Gaussian noise has no finite pure loss: its price exists only together with a delta"
 PURE_NOTE = "the (epsilon, delta) price cannot be computed at so small a delta or so little noise: it is the pure price"
+LABELS_NOTE = (
+    "label releases are priced apart: their guarantee compares data sets that differ in one label, so it is neither "
+    "part of the other prices nor covered by them"
+)
 
 _MOST_KINDS = 128  # of different releases in one composition; beyond it, close distances are rounded up to meet
 _SMALLEST_DISTANCE = 1e-15  # a smaller distance is priced as this one
@@ -48,6 +54,11 @@ class Price:
     The pure prices hold for what happened, however later releases depended on earlier ones; the tight prices hold
     for a plan whose noise and most releases were fixed beforehand (docs/privacy.md). Unless ``formal``, the ledger
     holds releases for which none of this is a guarantee: ``notes`` say which.
+
+    ``labels`` is the price of the label releases, None if there are none. It compares data sets that differ in one
+    label, and is a guarantee beside the others, never a part of them: ``releases``, the four prices and ``formal`` are
+    about all other releases only, and bound nothing of what the label releases show. Nor does ``labels`` cover the
+    other releases: an update that was trained on the labels themselves shows them too.
     """
 
     releases: int
@@ -58,6 +69,7 @@ class Price:
     local_tight: float
     formal: bool
     notes: tuple[str, ...]
+    labels: LabelPrice | None = None
 
 
 def pure_loss(events: Iterable[ReleaseEvent]) -> float:
@@ -68,12 +80,13 @@ def pure_loss(events: Iterable[ReleaseEvent]) -> float:
     The sum is correctly rounded (``math.fsum``), so it does not depend on the order of the events. No events cost 0;
     Gaussian noise has no finite pure loss, so that one such release makes the answer infinite.
 
-    Raises ``ValueError`` for an event of unknown type or with impossible numbers.
+    Raises ``ValueError`` for an event of unknown type or with impossible numbers, and for a label release, whose
+    guarantee compares other data sets: ``labels.accounting`` prices it.
     """
     return math.fsum(term for event in events for term in _pure_terms(check(event)))
 
 
-def price(events: Iterable[ReleaseEvent], *, delta: float) -> Price:
+def price(events: Iterable[ReleaseEvent | LabelRelease], *, delta: float) -> Price:
     """All prices of ``events`` at ``delta``. Raises ``ValueError`` for a bad event, and for δ outside (0, 1)."""
     accountant = Accountant()
     accountant.add(events)
@@ -92,12 +105,15 @@ class Accountant:
         self._noise: Counter[tuple[int, float]] = Counter()  # (n, D)
         self._responses: Counter[tuple[int, float]] = Counter()  # (k, ε)
         self._gaussian: Counter[float] = Counter()  # μ²
+        self._labels = LabelAccountant()
 
-    def add(self, events: Iterable[ReleaseEvent], *, times: int = 1) -> None:
+    def add(self, events: Iterable[ReleaseEvent | LabelRelease], *, times: int = 1) -> None:
         """Count ``events``, ``times`` times over. Raises ``ValueError`` for a bad one, and has then counted none."""
         expect_count("times", times, least=0)
-        for event in [check(event) for event in events]:
-            self._releases += times
+        checked = [event if isinstance(event, LabelRelease) else check(event) for event in events]
+        self._labels.add([event for event in checked if isinstance(event, LabelRelease)], times=times)
+        for event in checked:
+            self._releases += times * (not isinstance(event, LabelRelease))
             match event:
                 case UpdateRelease():
                     self._relative += times * (event.neighbourhood is not Neighbourhood.FIXED)
@@ -124,6 +140,8 @@ class Accountant:
         notes = [f"{self._relative} of {self._releases} releases: {RELATIVE_NOTE}"] if self._relative else []
         notes += [GAUSSIAN_NOTE] if mu > 0 else []
         notes += [PURE_NOTE] if math.isinf(composed) else []
+        labels = self._labels.price()
+        notes += [] if labels is None else [LABELS_NOTE, *labels.notes]
         return Price(
             releases=self._releases,
             delta=delta,
@@ -133,6 +151,7 @@ class Accountant:
             local_tight=min(local_pure, local_composed),
             formal=not self._relative,
             notes=tuple(notes),
+            labels=labels,
         )
 
     @property
@@ -199,6 +218,8 @@ def check(event: ReleaseEvent) -> ReleaseEvent:
         case SelectionRelease():
             expect_count("hypotheses", event.hypotheses)
             _expect_finite("epsilon", event.epsilon)
+        case LabelRelease():
+            raise ValueError("Expected a release under d-privacy, found a label release: price it apart")
         case _:
             raise ValueError(f"Expected a release event of a known type, found {type(event).__name__}")
     return event

@@ -55,3 +55,24 @@ class SelectionRelease:
 
 
 ReleaseEvent = UpdateRelease | GaussianRelease | SelectionRelease
+
+
+@dataclass(frozen=True, slots=True)
+class LabelRelease:
+    """One release that hides labels only: (``epsilon``, ``delta``) label differential privacy.
+
+    Its neighbours are two data sets with equal features that differ in the label of one example. That is another
+    relation than the one of the releases above, so a label release is never priced together with them. An infinite
+    ``epsilon`` records a release without a guarantee.
+
+    Releases on disjoint sets of examples compose in parallel. ``partition`` names a division of the examples into
+    disjoint parts that was fixed without looking at labels, and ``part`` is the one whose labels this release used;
+    the empty name is the division into a single part, all examples. ``examples`` is how many labels were used.
+    """
+
+    mechanism: str
+    examples: int
+    epsilon: float
+    delta: float = 0.0
+    partition: str = ""
+    part: int = 0

@@ -6,10 +6,10 @@ import math
 import os
 from collections.abc import Callable
 from operator import index
-from typing import Any, NoReturn
+from typing import Any, NoReturn, overload
 
 import numpy as np
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 from numpy.typing import DTypeLike, NDArray
 
 _PAIRS = 1 << 14  # pairs of normals made at a time: all buffers together stay within a megabyte of cache
@@ -51,7 +51,7 @@ class SecureGenerator:
       to float32 (24 bits).
     - ``standard_gamma``: Marsaglia and Tsang (2000), an exact rejection method for exact normals and
       uniforms.
-    - ``random``: 53 bits.
+    - ``random``: 53 bits, for an array 53 of the 64 that are made for each number.
     """
 
     __slots__ = ()
@@ -59,9 +59,25 @@ class SecureGenerator:
     def __reduce__(self) -> NoReturn:
         raise TypeError("Expected no copy or pickle of a SecureGenerator: call coterie.rng.secure() there")
 
-    def random(self) -> float:
-        """One number uniform on [0, 1): a multiple of 2⁻⁵³."""
-        return (int.from_bytes(self._entropy(8)) >> 11) * 2.0**-53
+    @overload
+    def random(self, size: None = None) -> float: ...
+
+    @overload
+    def random(self, size: int | tuple[int, ...]) -> NDArray[np.float64]: ...
+
+    def random(self, size: int | tuple[int, ...] | None = None) -> float | NDArray[np.float64]:
+        """Numbers uniform on [0, 1), multiples of 2⁻⁵³: a float, or an array of shape ``size``."""
+        if size is None:
+            return (int.from_bytes(self._entropy(8)) >> 11) * 2.0**-53
+        array = np.empty(size)
+        flat = array.reshape(-1)
+        stream = np.empty(8 * min(2 * _PAIRS, flat.size) + _BLOCK, np.uint8)
+        key = self._key()
+        for start in range(0, flat.size, 2 * _PAIRS):
+            chunk = flat[start : start + 2 * _PAIRS]
+            key.update_into(memoryview(_ZEROS)[: 8 * chunk.size], stream.data)
+            np.multiply(stream[: 8 * chunk.size].view(np.uint64) >> 11, 2.0**-53, out=chunk)
+        return array
 
     def standard_normal(
         self,
@@ -87,7 +103,7 @@ class SecureGenerator:
         width = 8 + wanted.itemsize  # random bytes for a pair: its radius, its angle
         flat = array.reshape(-1)
         stream = np.empty(width * min(_PAIRS, flat.size // 2 + 1) + _BLOCK, np.uint8)
-        key = Cipher(algorithms.AES256(self._entropy(32)), modes.CTR(bytes(_BLOCK))).encryptor()
+        key = self._key()
         for start in range(0, flat.size, 2 * _PAIRS):
             chunk = flat[start : start + 2 * _PAIRS]
             even = chunk if chunk.size % 2 == 0 else np.empty(chunk.size + 1, wanted)
@@ -114,6 +130,10 @@ class SecureGenerator:
             v = (1 + c * x) ** 3
             if v > 0 and math.log(1 - self.random()) < x * x / 2 + d * (1 - v + math.log(v)):
                 return d * v
+
+    def _key(self) -> CipherContext:
+        """A stream of random bytes (AES-256 in counter mode) from a fresh key."""
+        return Cipher(algorithms.AES256(self._entropy(32)), modes.CTR(bytes(_BLOCK))).encryptor()
 
     def _entropy(self, count: int) -> bytes:
         """``count`` bytes from the operating system: the only source of everything above."""
