@@ -7,6 +7,7 @@ from coterie.terminal import run
 
 def application() -> typer.Typer:
     """The commands. Imported here, not above, so that Ctrl-C meets ``run`` also while they load."""
+    from coterie.attacks.command import attack
     from coterie.commands.account import account, calibrate
     from coterie.commands.data import app as data
     from coterie.commands.ledger import ledger
@@ -17,9 +18,9 @@ def application() -> typer.Typer:
         add_completion=False,
         no_args_is_help=True,
         pretty_exceptions_enable=False,
-        help="Personalized federated learning with d-privacy: ledgers, prices, data, predictions, simulation.",
+        help="Personalized federated learning with d-privacy: ledgers, prices, data, predictions, simulation, attacks.",
     )
-    for command in (ledger, predict, account, calibrate, simulate):
+    for command in (ledger, predict, account, calibrate, simulate, attack):
         commands.command()(command)
     commands.add_typer(data, name="data")
     return commands
