@@ -34,7 +34,7 @@ def write_result(name: str, result: Any, folder: Path | None = None) -> None:
 def write_figure(name: str, file: str, figure: "Figure", folder: Path | None = None) -> None:
     """Write a picture beside the result."""
     image = io.BytesIO()
-    figure.savefig(image, dpi=130, format="png", metadata={"Software": None})
+    figure.savefig(image, dpi=110, format="png", metadata={"Software": None})
     write_atomically(_folder(name, folder) / file, image.getvalue())
 
 
