@@ -3,11 +3,35 @@
 from collections.abc import Mapping
 from difflib import get_close_matches
 
+from coterie.attacks.analytic import AnalyticFirstLayer
 from coterie.attacks.attack import Attack
+from coterie.attacks.box import BoxConstrained
+from coterie.attacks.candidates import CandidateIdentification
+from coterie.attacks.cluster import ClusterIdentification
+from coterie.attacks.cosine import CosineSimilarity
+from coterie.attacks.dlg import DLG, IDLG
+from coterie.attacks.labels import LabelInference
+from coterie.attacks.norms import NormSideChannel
+from coterie.attacks.posterior import MaximumPosterior, Prior
 from coterie.errors import CoterieError
 
-# dlg, idlg, box, cosine, map-tv, map-pca, map-class, analytic, label, candidates, cluster, norm
-ATTACKS: Mapping[str, Attack] = {}
+ATTACKS: Mapping[str, Attack] = {
+    attack.name: attack
+    for attack in (
+        DLG(),
+        IDLG(),
+        BoxConstrained(),
+        CosineSimilarity(),
+        MaximumPosterior(Prior.VARIATION),
+        MaximumPosterior(Prior.PRINCIPAL),
+        MaximumPosterior(Prior.CLASS),
+        AnalyticFirstLayer(),
+        LabelInference(),
+        CandidateIdentification(),
+        ClusterIdentification(),
+        NormSideChannel(),
+    )
+}
 
 
 def attack_named(name: str) -> Attack:

@@ -33,7 +33,7 @@ _ADAPTIVE_MAX_POOLS: Mapping[str, Callable[..., Tensor]] = {
     "adaptive_max_pool3d": functional.adaptive_avg_pool3d,
 }
 _OTHER_KINKS = frozenset(
-    "abs absolute clamp clip max amax maximum min amin minimum hardshrink softshrink sign round floor ceil argmax sort topk".split()  # noqa: SIM905
+    "abs absolute clamp clip max amax maximum min amin minimum hardshrink softshrink sign round floor ceil".split()  # noqa: SIM905
 )
 _DROPOUTS = frozenset(
     "dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout feature_dropout".split()  # noqa: SIM905
