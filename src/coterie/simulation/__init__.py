@@ -57,7 +57,8 @@ def simulate(
 
     Each run is the same alone as beside others, up to the last bits of sums. ``on_round`` is told, after
     a round, how many runs had it: a model that is not batched has its runs one after another. Torch works in one
-    thread meanwhile. Raises ``CoterieError`` for settings that the data or the model do not allow.
+    thread meanwhile, on the device of the rows (``Rows.on``); noise, averages and everything else of the server stay on
+    the CPU. Raises ``CoterieError`` for settings that the data or the model do not allow.
     """
     check_stack(runs)
     rows = clients if isinstance(clients, Rows) else Rows.of(clients)
@@ -96,9 +97,18 @@ def is_batched(task: Task, layout: Layout, rows: Rows) -> bool:
     """Whether all clients go in one tensor, or client by client in worker processes.
 
     Batched are models of up to ``MOST_BATCHED`` parameters that ``torch.func`` can batch, which is to say that
-    ``forward`` does not branch on the values of its inputs.
+    ``forward`` does not branch on the values of its inputs. On an accelerator the size does not matter, and a model
+    that cannot be batched raises ``CoterieError``.
     """
-    return layout.size <= MOST_BATCHED and programs_of(task).can_batch(*rows.at(rows.starts[:2, None]))
+    device = rows.inputs.device
+    can_batch = programs_of(task, device).can_batch(*rows.at(rows.starts[:2, None]))
+    if device.type == "cpu":
+        return can_batch and layout.size <= MOST_BATCHED
+    if not can_batch:
+        raise CoterieError(
+            f"Expected a model that torch.func can batch on {device}, found {task.name!r}'s: use the CPU"
+        )
+    return True
 
 
 @contextmanager

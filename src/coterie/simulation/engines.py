@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -86,10 +86,11 @@ class BatchedEngine:
     def __init__(self, task: Task, rows: Rows, training: TrainingSettings) -> None:
         """``training`` in place of the task's own."""
         self._task = task
-        self._programs = programs_of(task)
+        self._programs = programs_of(task, rows.inputs.device)
         self._rows = rows
         self._training = training
         self._most = int(rows.counts.max())
+        self._device = rows.inputs.device
 
     def losses(self, hypotheses: Vectors, clients: Counts) -> Floats:
         """See ``Engine.losses``."""
@@ -112,7 +113,7 @@ class BatchedEngine:
     def train(self, starts: Vectors, clients: Counts, orders: Orders) -> Vectors:
         """``client.training.train`` for every client of (S, U), each from its own start (S, U, n)."""
         settings = self._training
-        vectors = torch.from_numpy(starts.reshape(-1, starts.shape[-1]).copy())
+        vectors = self._there(starts.reshape(-1, starts.shape[-1]).copy())
         flat = clients.reshape(-1)
         if self._most <= settings.batch_size:
             # One batch of all rows, whose order changes nothing but the last bits of a sum.
@@ -125,13 +126,13 @@ class BatchedEngine:
         else:
             # The clients with the most rows first: those that still have a batch are then a prefix.
             by_rows = np.argsort(-self._rows.counts[flat], kind="stable")
-            vectors = vectors[torch.from_numpy(by_rows)]
+            vectors = vectors[self._there(by_rows)]
             for epoch in range(settings.epochs):
                 order = orders(epoch)
                 order = order.reshape(-1, order.shape[-1])[by_rows]
                 self._epoch(vectors, flat[by_rows], order)
-            vectors = vectors[torch.from_numpy(np.argsort(by_rows))]
-        return vectors.numpy().reshape(starts.shape)
+            vectors = vectors[self._there(np.argsort(by_rows))]
+        return vectors.cpu().numpy().reshape(starts.shape)
 
     def judge(self, hypotheses: Vectors, clients: Counts, halves: Sequence[np.random.Generator]) -> Judgement:
         """See ``Engine.judge``."""
@@ -186,12 +187,16 @@ class BatchedEngine:
             inputs, targets = self._rows.at(self._rows.starts[flat[:active], None] + within)
             gradients = self._programs.gradients(vectors[:active], inputs, targets, self._weights(real))
             if not real[:, 0].all():
-                gradients = torch.where(torch.from_numpy(real[:, :1]), gradients, 0.0)
+                gradients = torch.where(self._there(real[:, :1]), gradients, 0.0)
             vectors[:active].sub_(gradients, alpha=self._training.step_size)
+
+    def _there(self, array: NDArray[Any]) -> Tensor:
+        """A tensor on the device that the rows are on."""
+        return torch.from_numpy(array).to(self._device)
 
     def _weights(self, real: NDArray[np.bool_]) -> Tensor:
         weights = real / np.maximum(real.sum(axis=1, keepdims=True), 1)
-        return torch.from_numpy(weights).to(self._rows.inputs.dtype)
+        return self._there(weights).to(self._rows.inputs.dtype)
 
     def _draw_orders(self, clients: Counts, orders: Sequence[np.random.Generator]) -> NDArray[np.int64]:
         """A random permutation of each client's rows, then its padding: the rows' places by a random key."""
@@ -233,13 +238,13 @@ class BatchedEngine:
                 in_first = np.take_along_axis(in_first, by_rows[..., None], axis=1)
         counts = self._rows.counts[clients]
         sums: list[Floats] = []
-        stacked = torch.from_numpy(hypotheses)
+        stacked = self._there(hypotheses)
         for first in range(0, most, width):
             active = _rounded_up(int((counts > first).sum(axis=1).max()), sampled)
             places, real = self._rows.block(clients[:, :active], first, width)
             inputs, targets = self._rows.at(places.reshape(stacks, -1))
             results = [
-                result.double().numpy().reshape(stacks, -1, active, width)  # (S, k, active, width)
+                result.double().cpu().numpy().reshape(stacks, -1, active, width)  # (S, k, active, width)
                 for result in program(stacked, inputs, targets)
             ]
             masks = [real] * len(results)

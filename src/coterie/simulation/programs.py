@@ -19,13 +19,14 @@ from coterie.parameters import as_tensors, layout_of
 from coterie.tasks import Task
 
 aten = torch.ops.aten
+CPU = torch.device("cpu")
 
 RowValues = Callable[[Tensor, Tensor], Tensor]  # outputs, targets -> one value a row
 
 
-def programs_of(task: Task) -> "Programs":
+def programs_of(task: Task, device: torch.device = CPU) -> "Programs":
     """The task's programs, one for all simulations of this process, so that nothing is recorded twice."""
-    return _programs(task.build, task.loss, task.score)
+    return _programs(task.build, task.loss, task.score, device)
 
 
 class Programs:
@@ -35,9 +36,11 @@ class Programs:
     first call.
     """
 
-    def __init__(self, build: Callable[[], nn.Module], loss: RowValues, score: RowValues) -> None:
-        """A task's ``build``, ``loss`` and ``score``. The model's own parameters are replaced at each call."""
-        self._model = build()
+    def __init__(self, build: Callable[[], nn.Module], loss: RowValues, score: RowValues, device: torch.device) -> None:
+        """A task's ``build``, ``loss`` and ``score``, and where the tensors of all calls are. The model's own
+        parameters are replaced at each call.
+        """
+        self._model = build().to(device)
         self._layout = layout_of(self._model)
         self._loss = loss
         self._score = score
@@ -63,9 +66,9 @@ class Programs:
 
     def can_batch(self, inputs: Tensor, targets: Tensor) -> bool:
         """Whether torch can batch the model's gradient and scores; tried on two clients' rows (2, 1, …)."""
-        vectors = torch.zeros((len(inputs), self._layout.size), dtype=inputs.dtype)
+        vectors = torch.zeros((len(inputs), self._layout.size), dtype=inputs.dtype, device=inputs.device)
         try:
-            self.gradients(vectors, inputs, targets, torch.ones(inputs.shape[:2], dtype=inputs.dtype))
+            self.gradients(vectors, inputs, targets, inputs.new_ones(inputs.shape[:2]))
             self.losses_and_scores(vectors[:, None], inputs, targets)
         except Exception:  # whatever an own module's forward raises under vmap
             return False

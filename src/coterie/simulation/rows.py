@@ -1,7 +1,8 @@
 """The rows of every data holder, end to end, and where a ragged batch of them is found."""
 
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -44,6 +45,22 @@ class Rows:
             counts,
         )
 
+    def on(self, device: str) -> "Rows":
+        """The same rows on torch's device ``cpu``, ``cuda`` or ``cuda:N``, where a simulation of them then computes.
+
+        Raises ``CoterieError`` for another device, and for one that this machine, or this torch, lacks.
+        """
+        if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
+            raise CoterieError(f"Expected --device to be cpu, cuda or cuda:N, found {device!r}")
+        try:
+            inputs, targets = self.inputs.to(device), self.targets.to(device)
+        except (RuntimeError, AssertionError) as error:  # a torch without CUDA asserts
+            reason = str(error).splitlines()[0]
+            raise CoterieError(
+                f"Expected --device to be one that torch has here, found {device!r}: {reason}"
+            ) from error
+        return replace(self, inputs=inputs, targets=targets)
+
     def client(self, index: int) -> ClientData:
         """One data holder's own rows."""
         own = slice(int(self.starts[index]), int(self.starts[index] + self.counts[index]))
@@ -73,6 +90,6 @@ class Rows:
 
     def at(self, places: Counts) -> tuple[Tensor, Tensor]:
         """Inputs and targets at ``places`` (…), each of shape (…, one row's shape)."""
-        index = torch.from_numpy(places.reshape(-1))
+        index = torch.from_numpy(places.reshape(-1)).to(self.inputs.device)
         inputs, targets = self.inputs.index_select(0, index), self.targets.index_select(0, index)
         return inputs.view(*places.shape, *inputs.shape[1:]), targets.view(*places.shape, *targets.shape[1:])
