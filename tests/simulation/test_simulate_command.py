@@ -56,13 +56,8 @@ def test_a_table_for_people_with_what_the_price_leaves_out(tmp_path: Path) -> No
     assert "RMSE" in said
     assert "not covered" in said
     assert "no d-privacy" in said
-    assert "results.csv" in done.stderr
-    assert {file.name for file in (tmp_path / "out").iterdir()} == {
-        "points",
-        "results.csv",
-        "results.json",
-        "sweep.png",
-    }
+    assert "results.parquet" in done.stderr
+    assert {file.name for file in (tmp_path / "out").iterdir()} == {"points", "results.parquet", "sweep.png"}
 
 
 @pytest.mark.parametrize(
@@ -77,7 +72,8 @@ def test_a_table_for_people_with_what_the_price_leaves_out(tmp_path: Path) -> No
         ((*SMALL, "--seeds", 0), "--seeds to be from 1 to 10000, found 0"),
         ((*SMALL, "--clients", 0), "--clients to be at least 1"),
         ((*SMALL, "--partition-by", "x"), "--partition-by"),
-        ((*SMALL, "--out", "/dev/null/x"), "Expected to write to --out"),
+        ((*SMALL, "--out", "/dev/null/x"), "Expected --out to be a folder, found a file: /dev/null"),
+        ((*SMALL, "--ray", "far"), "Expected --ray local or HOST:PORT of a Ray cluster, found 'far'"),
     ],
 )
 def test_bad_input_is_one_line(arguments: tuple[object, ...], words: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -27,7 +28,7 @@ _RETRIES = 3  # of a stack whose worker died
 _SECONDS = 0.5  # between two looks at how far the stacks are
 # Read by Ray when it is imported or started. On Linux it would listen on every interface, and it runs whatever code
 # whoever connects sends it.
-_LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "token"}
+_ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "token", "OMP_NUM_THREADS": "1"}
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",  # nothing is reported to anyone
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # or it warns of a change to come
@@ -136,7 +137,7 @@ def _tally(ray: Any) -> Any:
 def _connected(address: str) -> Iterator[Any]:
     """Ray, connected for as long as the context is open."""
     local = address == LOCAL
-    with _environment(_QUIET | (_LOOPBACK_ONLY | _one_thread_and_token() if local else {})):
+    with _environment(_QUIET | (_ALONE | {"RAY_AUTH_TOKEN": _token()} if local else {})):
         ray = import_module("ray")
         if ray.is_initialized():
             raise CoterieError("Expected no Ray connection in this process, found one: call ray.shutdown() first")
@@ -152,8 +153,8 @@ def _connected(address: str) -> Iterator[Any]:
                     ray.init(**options)
                 except (OSError, OverflowError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
                     raise CoterieError(
-                        f"Expected to start or reach Ray for --ray {address}, found {_line(error)}; "
-                        "HOST:PORT must be of a cluster that this machine is part of"
+                        f"Expected to start or reach Ray for --ray {address}, found {_line(error)}"
+                        + ("" if local else "; HOST:PORT must be of a cluster that this machine is part of")
                     ) from error
                 if local and not ip_address(ray.util.get_node_ip_address()).is_loopback:
                     raise CoterieError(
@@ -170,9 +171,10 @@ def _knock(address: str) -> None:
     socket.create_connection((host, int(port)), timeout=10).close()
 
 
-def _one_thread_and_token() -> dict[str, str]:
-    # The token keeps out the machine's other users; Ray's processes have it from their environment.
-    return {"OMP_NUM_THREADS": "1", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+@cache
+def _token() -> str:
+    """It keeps out the machine's other users. One for this process, as Ray reads its token once."""
+    return secrets.token_hex(32)
 
 
 @contextmanager

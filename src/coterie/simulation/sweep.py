@@ -86,7 +86,9 @@ def _near(name: str) -> str | None:
     """The letter that was meant: in the other case, by its setting's name or option, or by its Greek letter."""
     words = {letter.lower(): letter for letter in SWEPT} | {setting: letter for letter, (setting, _) in SWEPT.items()}
     words["ν"] = "nu"
-    near = get_close_matches(name.strip().strip("-").replace("-", "_").lower(), words, n=1)
+    near = get_close_matches(
+        name.strip().strip("-").replace("-", "_").lower(), words, n=1, cutoff=0.5
+    )  # half: nv is close enough to nu
     return words[near[0]] if near else None
 
 
