@@ -56,7 +56,7 @@ class AnalyticFirstLayer:
             if model.classes is not None
             else matching_targets(model, targets, inputs, threat)
         )
-        score = sum(float(_residual(model, target, inputs, labels, threat)) for target in targets)
+        score = sum(float(_residual(model, target, inputs, labels, threat).detach()) for target in targets)
         return Reconstruction(inputs, labels, None, score, 1)
 
 
@@ -78,7 +78,7 @@ def observed_inputs(model: AuditedModel, target: Target, size: int) -> ObservedI
     layer = model.dense_first_layer
     weight, bias = target.observed[f"{layer}.weight"], target.observed[f"{layer}.bias"]
     matrix = torch.cat([weight, bias[:, None]], dim=1)
-    left, values, _ = torch.linalg.svd(matrix, full_matrices=False)
+    left, _, _ = torch.linalg.svd(matrix, full_matrices=False)
     shown = left[:, 0] @ matrix
     sigma = float(target.variance[target.slice_of[f"{layer}.weight"]]) ** 0.5
     length = float(shown[-1])
