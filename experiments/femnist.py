@@ -11,13 +11,14 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _results import COLOURS, MARKERS, RESULTS, new_figure, price, rounded_up, table, write_figure, write_result
+from _femnist_section import NAME, Record, blocks, draw
+from _results import RESULTS, price, write_result
 from torch import Tensor, nn
 
 from coterie.client.selection import best_hypothesis, hypothesis_losses
@@ -32,8 +33,7 @@ from coterie.simulation.rows import Rows
 from coterie.storage import write_atomically
 from coterie.tasks import DataSource, Task
 
-NAME = "femnist"
-Record = dict[str, Any]
+__all__ = ["blocks"]  # for report.py
 
 # The paper's: 10 % held out, a validation every 5 rounds, an end after 5 without improvement, ν relative to the update.
 # Ours, as the paper does not say: k, U, E, s, B and re-seeding. Its 500 rounds are cut to 60.
@@ -261,189 +261,6 @@ def purity(groups: Sequence[Sequence[int]]) -> float:
     return float(counts.max(axis=0).sum() / counts.sum())
 
 
-def draw(result: Mapping[str, Any], folder: Path | None) -> None:
-    """Accuracy over ν, and how it grew."""
-    figure, axes = new_figure(2, height=4.2, share_y=True)
-    for number, (loss, left) in enumerate(zip(LOSSES, (0, 1), strict=True)):
-        own = by_multiplier(result["runs"], loss)
-        places = [MULTIPLIERS.index(nu) for nu in own]
-        for index, (name, label) in enumerate(COLUMNS.items()):
-            axes[left].plot(
-                places,
-                [mean(found, name) for found in own.values()],
-                color=COLOURS[index],
-                marker=MARKERS[index],
-                label=label,
-            )
-        for index, (label, found) in enumerate(others(result["runs"], loss).items(), len(COLUMNS)):
-            for nu in sorted({record["nu"] for record in found}):
-                at = [record for record in found if record["nu"] == nu]
-                axes[left].plot(
-                    MULTIPLIERS.index(nu),
-                    mean(at, "honest_accuracy"),
-                    color=COLOURS[index],
-                    marker=MARKERS[index],
-                    linestyle="none",
-                    markersize=8,
-                    label=f"honest, {label}" if nu == min(record["nu"] for record in found) else None,
-                )
-        axes[left].set_xticks(range(len(MULTIPLIERS)), [f"{nu:g}" for nu in MULTIPLIERS])
-        axes[left].set(xlabel="noise multiplier ν", title=f"{loss}, k = 2, relative neighbourhood")
-        if number == 0:
-            axes[left].set_ylabel("accuracy of held-out writers in %")
-            axes[left].legend(fontsize=8, loc="lower left")
-    write_figure(NAME, "accuracy.png", figure, folder)
-
-
-COLUMNS = {
-    "accuracy": "the paper's metric",
-    "honest_accuracy": "honest metric",
-    "fine_tuned_accuracy": "honest, fine-tuned",
-}
-
-
-def by_multiplier(found: Sequence[Record], loss: str) -> dict[float, list[Record]]:
-    """The runs of the paper's table: k = 2, relative, with re-seeding; by ν, where there is any."""
-    main = [record for record in found if record["loss"] == loss and kind(record) == ""]
-    own = {nu: [record for record in main if record["nu"] == nu] for nu in MULTIPLIERS}
-    return {nu: records for nu, records in own.items() if records}
-
-
-def others(found: Sequence[Record], loss: str) -> dict[str, list[Record]]:
-    """The other runs of a loss, by what is different about them."""
-    groups: dict[str, list[Record]] = {}
-    for record in found:
-        if record["loss"] == loss and kind(record):
-            groups.setdefault(kind(record), []).append(record)
-    return groups
-
-
-def kind(record: Record) -> str:
-    """What is different about a run; empty for those of the paper's table."""
-    if record["k"] == 1:
-        return "k = 1"
-    if record["neighbourhood"] == Neighbourhood.FIXED.value:
-        return "fixed neighbourhood"
-    return "no re-seeding" if record["reseed"] == Reseed.OFF.value else ""
-
-
-def mean(found: Sequence[Record], name: str) -> float:
-    """The mean over seeds of a figure; NaN where a run has none."""
-    return float(np.mean([math.nan if record[name] is None else record[name] for record in found]))
-
-
-def blocks(result: Mapping[str, Any]) -> dict[str, str]:
-    """The measured parts of the section."""
-    found = result["runs"]
-    return {
-        "extent": _extent(result),
-        "table": _table(found),
-        "clusters": _clusters(found),
-        "price": _price(found),
-        "verdict": _verdict(found),
-    }
-
-
-def _extent(result: Mapping[str, Any]) -> str:
-    data, found = result["data"], result["runs"]
-    seeds = len({record["seed"] for record in found})
-    missing = result["planned"] - len(found)
-    cut = f", {missing} of them not run for want of time" if missing else ""
-    return (
-        f"{data['images']:,} images of {data['classes']} classes by {data['writers']} writers, of whom "
-        f"{data['turned']} are turned. {result['planned']} runs were planned{cut}; {seeds} "
-        f"seed{'s' if seeds > 1 else ''} each, at most {result['rounds']} rounds (the paper: 500), "
-        f"U = {BASE.clients_per_round}."
-    )
-
-
-def _order(record: Record) -> tuple[Any, ...]:
-    kinds = ["", "k = 1", "no re-seeding", "fixed neighbourhood"]
-    return list(LOSSES).index(record["loss"]), kinds.index(kind(record)), record["nu"], record["seed"]
-
-
-def _table(found: Sequence[Record]) -> str:
-    rows = []
-    for record in sorted(found, key=_order):
-        rows.append(
-            (
-                record["loss"],
-                kind(record) or "k = 2, relative",
-                f"{record['nu']:g}",
-                *(_shown(record[name], ".1f") for name in COLUMNS),
-                _shown(record["held_out_loss"], ".3f"),
-                f"{record['best_round']} of {record['rounds']}",
-            )
-        )
-    head = ("loss", "run", "ν", *COLUMNS.values(), "held-out loss", "best round")
-    return table(head, rows)
-
-
-def _shown(value: float | None, form: str) -> str:
-    return "–" if value is None else format(value, form)
-
-
-def _clusters(found: Sequence[Record]) -> str:
-    rows = []
-    for record in sorted(found, key=_order):
-        if record["k"] > 1:
-            rows.append(
-                (
-                    record["loss"],
-                    kind(record) or "k = 2, relative",
-                    f"{record['nu']:g}",
-                    " / ".join(map(str, record["upright"])),
-                    " / ".join(map(str, record["turned"])),
-                    f"{record['purity']:.2f}",
-                    "yes" if record["collapsed"] else "no",
-                    str(record["reseeded"]),
-                )
-            )
-    head = ("loss", "run", "ν", "upright writers by hypothesis", "turned writers", "purity", "collapsed", "re-seeded")
-    return table(head, rows)
-
-
-def _price(found: Sequence[Record]) -> str:
-    rows = [
-        (
-            record["loss"],
-            f"{record['nu']:g}",
-            str(record["releases"]),
-            rounded_up(record["pure"]),
-            rounded_up(record["tight"]),
-        )
-        for record in sorted(found, key=_order)
-        if record["formal"]
-    ]
-    if not rows:
-        return "No run with the fixed neighbourhood is finished, and no other has a guarantee."
-    return table(("loss", "ν", "most releases of a writer", "pure ε within the radius", "tight ε, δ = 1e-5"), rows)
-
-
-def _verdict(found: Sequence[Record]) -> str:
-    sentences = []
-    for loss in LOSSES:
-        own = by_multiplier(found, loss)
-        if not own:
-            continue
-        accuracy = {nu: mean(records, "honest_accuracy") for nu, records in own.items()}
-        gain = {nu: mean(records, "fine_tuned_accuracy") - accuracy[nu] for nu, records in own.items()}
-        best, worst = max(accuracy, key=accuracy.__getitem__), min(accuracy, key=accuracy.__getitem__)
-        mixed = [f"{nu:g}" for nu, records in own.items() if any(record["purity"] < 1 for record in records)]
-        sentences.append(
-            f"**{loss}:** best at ν = {best:g} with an honest accuracy of {accuracy[best]:.1f} %, worst at "
-            f"ν = {worst:g} with {accuracy[worst]:.1f} %. Fine-tuning changes it by {min(gain.values()):+.1f} to "
-            f"{max(gain.values()):+.1f} points. Clusters that mix upright and turned writers: "
-            f"{'at ν = ' + ', '.join(mixed) if mixed else 'none'}."
-        )
-        for label, records in others(found, loss).items():
-            for nu in sorted({record["nu"] for record in records}):
-                at = mean([record for record in records if record["nu"] == nu], "honest_accuracy")
-                beside = f" ({accuracy[nu]:.1f} % in the table's run)" if nu in accuracy else ""
-                sentences.append(f"With {label} at ν = {nu:g}: {at:.1f} %{beside}.")
-    return " ".join(sentences)
-
-
 def arguments_of(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
@@ -471,7 +288,14 @@ def main(argv: Sequence[str] | None = None) -> None:
             found = run_all(points, rows, folder, say=lambda text: print(text, end="", file=sys.stderr, flush=True))
         if not found:
             raise CoterieError(f"Expected finished runs in {folder}, found none")
-        result = {"data": description(rows), "rounds": arguments.rounds, "planned": len(points), "runs": found}
+        result = {
+            "data": description(rows),
+            "parameters": layout_of(characters.task.build()).size,
+            "rounds": arguments.rounds,
+            "clients_per_round": BASE.clients_per_round,
+            "planned": len(points),
+            "runs": found,
+        }
         write_result(NAME, result, arguments.out)
         draw(result, arguments.out)
     except (CoterieError, OSError) as error:

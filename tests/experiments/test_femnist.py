@@ -10,6 +10,8 @@ import femnist
 import numpy as np
 import pytest
 import torch
+from _femnist_section import _price as price_block
+from _femnist_section import _verdict as verdict
 from torch import nn
 
 from coterie.config import Reseed
@@ -167,10 +169,11 @@ def test_only_the_fixed_neighbourhood_has_a_price(rows: Rows, kept: Path) -> Non
     # Theorem 4.1: each release costs n/ν; kept with six digits, rounded up.
     assert fixed["releases"] * PARAMETERS <= fixed["pure"] <= fixed["releases"] * PARAMETERS * (1 + 1e-5)
     assert fixed["tight"] <= fixed["pure"]
-    result = {"data": femnist.description(rows), "rounds": 1, "planned": 2, "runs": [relative, fixed]}
-    told = femnist.blocks(result)["price"]
+    result = {"parameters": PARAMETERS, "runs": [relative, fixed]}
+    told = price_block(result)
     assert "RMSE" in told
     assert "cross entropy" not in told
+    assert "A μ of 1 would take ν = 1,098." in told
 
 
 def test_all_62_classes_of_leaf_run_from_the_command_line(
@@ -191,3 +194,36 @@ def test_a_missing_file_and_an_empty_folder_are_one_line(tmp_path: Path) -> None
         femnist.main(["--data", str(tmp_path / "nothing.npz"), "--out", str(tmp_path)])
     with pytest.raises(SystemExit, match="error: Expected finished runs"):
         femnist.main(["--data", str(leaf(tmp_path)), "--out", str(tmp_path), "--finished"])
+
+
+def made_up(nu: float, honest: float, **changes: Any) -> dict[str, Any]:
+    """A record of a run with these figures."""
+    return {
+        **{"loss": "RMSE", "k": 2, "nu": nu, "neighbourhood": "relative", "reseed": "on", "seed": 0, "purity": 1.0},
+        **{"accuracy": 99.0, "honest_accuracy": honest, "fine_tuned_accuracy": honest + 2, "rounds": 15},
+        "history": [[5, 1.0, 10.0], [10, 0.5, 80.0], [15, 0.4, 83.5]],
+        **changes,
+    }
+
+
+def test_the_verdict_is_of_the_honest_metric_and_names_what_is_different() -> None:
+    told = verdict(
+        [
+            made_up(0.0, 90.0),
+            made_up(3.0, 91.5, purity=0.9),
+            made_up(3.0, 60.0, k=1),
+            made_up(3.0, 50.0, neighbourhood="fixed"),
+            made_up(0.0, 70.0, reseed="off"),
+        ]
+    )
+    for sentence in (
+        "best at ν = 3 with an honest accuracy of 91.5 %, worst at ν = 0 with 90.0 %",
+        "by +2.0 to +2.0 points",
+        "mix upright and turned writers: at ν = 3.",
+        "moves by up to 3.5 points",
+        "With k = 1 at ν = 3: 60.0 % (91.5 % in the table's run).",
+        "With fixed neighbourhood at ν = 3: 50.0 %",
+        "With no re-seeding at ν = 0: 70.0 % (90.0 % in the table's run).",
+    ):
+        assert sentence in told
+    assert "cross entropy" not in told
