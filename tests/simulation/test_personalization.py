@@ -149,16 +149,17 @@ def test_a_run_says_what_fine_tuning_adds_to_the_honest_metric(brisk: tuple[Task
     assert (nobody.fine_tuned_metric, nobody.honest_metric, nobody.honest_loss) == (None, None, None)
 
 
-def test_the_honest_loss_is_of_second_halves_by_what_first_halves_chose(
+def test_honest_losses_and_scores_are_of_second_halves_by_what_first_halves_chose(
     shaped: tuple[Task, Callable[..., list[ClientData]]],
 ) -> None:
     task, make = shaped
     clients = make()
-    hypotheses, rows, model = hypotheses_of(task), Rows.of(clients), task.build()
+    # Ten that lie close together: halves of a client's rows do not agree on which is best.
+    hypotheses, rows, model = 0.1 * hypotheses_of(task, 10) + hypotheses_of(task, 1), Rows.of(clients), task.build()
     layout = layout_of(model)
     engine = BatchedEngine(task, rows, task.training)
     in_first = engine._first_halves(HELD_OUT, [seeded(5)])[0]
-    expected = []
+    losses, scores, otherwise = [], [], 0
     for place, client in enumerate(HELD_OUT[0]):
         data = clients[client]
         if data.rows == 1:
@@ -166,10 +167,14 @@ def test_the_honest_loss_is_of_second_halves_by_what_first_halves_chose(
         first = rows_at(data, np.flatnonzero(in_first[place, : data.rows]))
         second = rows_at(data, np.flatnonzero(~in_first[place, : data.rows]))
         best = best_hypothesis(hypothesis_losses(task, model, hypotheses[0], layout, first))
-        expected.append(mean_loss(task, model, hypotheses[0, best], layout, second))
+        otherwise += best != best_hypothesis(hypothesis_losses(task, model, hypotheses[0], layout, data))
+        losses.append(mean_loss(task, model, hypotheses[0, best], layout, second))
+        scores.append(mean_score(task, model, hypotheses[0, best], layout, second))
+    assert otherwise >= 1
     judged = engine.judge(hypotheses, HELD_OUT, [seeded(5)])
     counts = np.array([RAGGED[client] for client in HELD_OUT[0]])
-    assert honest_loss(judged, counts) == pytest.approx(np.mean(expected), rel=1e-5)
+    assert honest_loss(judged, counts) == pytest.approx(np.mean(losses), rel=1e-5)
+    assert honest_score(judged, counts > 1) == pytest.approx(np.mean(scores), rel=1e-5)
     # What is not finite is told as float32's largest number, by clients that take part all the same.
     everywhere = np.full_like(judged.losses, np.inf)
     broken = Judgement(everywhere, everywhere, everywhere, everywhere * np.nan)
@@ -189,3 +194,13 @@ def test_a_run_has_its_honest_loss(brisk: tuple[Task, list[ClientData]]) -> None
     judged = engine.judge(found.hypotheses[None], held_out[None], [seeded(2, "simulation", "halves")])
     assert found.honest_loss == pytest.approx(honest_loss(judged, rows.counts[held_out]), rel=1e-6)
     assert found.summary()["honest_loss"] == found.honest_loss
+
+
+def test_fine_tuning_is_with_the_tasks_own_settings_as_in_the_deployed_client(
+    brisk: tuple[Task, list[ClientData]],
+) -> None:
+    task, _ = brisk
+    run = SimulatedRun(epochs=9, step_size=5.0, batch_size=1, fine_tune_epochs=2)
+    assert run.fine_tuning(task) == replace(task.training, epochs=2)
+    stepping = replace(run, fine_tune_step_size=0.25)
+    assert stepping.fine_tuning(task) == replace(task.training, epochs=2, step_size=0.25)
