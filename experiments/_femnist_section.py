@@ -74,7 +74,7 @@ def unrest(found: Sequence[Record]) -> float:
     """The most that accuracy moves between two validations of the last third of a run, in points."""
     steps = [0.0]
     for record in found:
-        late = [accuracy for number, _, accuracy in record["history"] if number > record["rounds"] * 2 / 3]
+        late = [accuracy for number, _, accuracy in record["history"] if number >= record["rounds"] * 2 / 3]
         steps += [abs(after - before) for before, after in pairwise(late)]
     return max(steps)
 
