@@ -68,35 +68,43 @@ def test_over_ray_a_sweep_has_the_same_bits_and_goes_on_where_it_was(brisk: Bris
 
 
 @pytest.mark.slow
-def test_a_worker_that_dies_is_tried_again_and_one_that_cannot_live_is_one_line(brisk: Brisk, tmp_path: Path) -> None:
+def test_a_stack_whose_worker_dies_is_tried_again(brisk: Brisk, tmp_path: Path) -> None:
     task, clients = brisk
-    here, once, loss = os.getpid(), tmp_path / "died", task.loss
+    here, died, loss = os.getpid(), tmp_path / "died", task.loss
 
     def dies_once(outputs: Any, targets: Any) -> Any:
-        if os.getpid() != here and not once.exists():
-            once.touch()
+        if os.getpid() != here and not died.exists():
+            died.touch()
             os._exit(1)
         return loss(outputs, targets)
 
-    def dies(outputs: Any, targets: Any) -> Any:
-        if os.getpid() != here:
-            os._exit(1)
-        return loss(outputs, targets)
+    expected = swept(task, clients, None, "k=2")
+    assert swept(replace(task, loss=dies_once), clients, None, "k=2", runner=over_ray("local")) == expected
+    assert died.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ending", "words"),
+    [
+        ("death", "Expected Ray's workers to live, found WorkerCrashedError"),
+        ("error", "found ArithmeticError: of my own making; the same without --ray shows where"),
+    ],
+)
+def test_a_stack_that_cannot_be_simulated_is_one_line(brisk: Brisk, ending: str, words: str) -> None:
+    task, clients = brisk
+    here, loss = os.getpid(), task.loss
 
     def fails(outputs: Any, targets: Any) -> Any:
+        if os.getpid() != here and ending == "death":
+            os._exit(1)
         if os.getpid() != here:
             raise ArithmeticError("of my own\nmaking")
         return loss(outputs, targets)
 
-    ray = over_ray("local")
-    expected = swept(task, clients, None, "k=2")
-    assert swept(replace(task, loss=dies_once), clients, None, "k=2", runner=ray) == expected
-    assert once.exists()
-    with pytest.raises(CoterieError, match="Expected Ray's workers to live, found WorkerCrashedError") as caught:
-        swept(replace(task, loss=dies), clients, None, "k=2", runner=ray)
+    with pytest.raises(CoterieError, match=words) as caught:
+        swept(replace(task, loss=fails), clients, None, "k=2", runner=over_ray("local"))
     assert "\n" not in str(caught.value)
-    with pytest.raises(CoterieError, match="found ArithmeticError: of my own making; the same without --ray"):
-        swept(replace(task, loss=fails), clients, None, "k=2", runner=ray)
 
 
 @pytest.mark.slow
