@@ -62,6 +62,7 @@ def missing_knowledge(
         Knowledge.CANDIDATES: threat.candidates is not None and len(threat.candidates) > 1,
         Knowledge.HYPOTHESES: observation.hypotheses.shape[1] > 1,
         Knowledge.DENSE_FIRST_LAYER: model.dense_first_layer is not None,
+        Knowledge.SINGLE_ROW: threat.batch_size == 1,
         Knowledge.RELATIVE_NOISE: threat.noise_multiplier > 0 and threat.neighbourhood is Neighbourhood.RELATIVE,
     }
     return frozenset(need for need in attack.needs if not offered[need])

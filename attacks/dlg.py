@@ -13,7 +13,6 @@ from coterie.attacks.models import AuditedModel
 from coterie.attacks.observation import Observation
 from coterie.attacks.optimisation import torch_lbfgs
 from coterie.attacks.threat_model import Knowledge, ThreatModel
-from coterie.errors import CoterieError
 
 
 @dataclass(frozen=True)
@@ -78,15 +77,13 @@ class IDLG:
 
     iterations: int = 100
     name: str = "idlg"
-    needs: frozenset[Knowledge] = frozenset({Knowledge.SMOOTH_MODEL, Knowledge.CLASSES})
+    needs: frozenset[Knowledge] = frozenset({Knowledge.SMOOTH_MODEL, Knowledge.CLASSES, Knowledge.SINGLE_ROW})
 
     def __call__(
         self, model: AuditedModel, observation: Observation, threat: ThreatModel, *, rng: np.random.Generator
     ) -> Reconstruction:
-        """Attack. Raises ``CoterieError`` for a batch of several rows."""
+        """Attack."""
         check_applies(self, model, observation, threat)
-        if threat.batch_size > 1:
-            raise CoterieError(f"Expected one row for attack idlg, found {threat.batch_size}: choose box or map-tv")
         targets = targets_of(model, observation, threat)
         labels = row_sum_label(model, targets) if threat.targets is None else threat.targets
 

@@ -30,6 +30,7 @@ class Knowledge(StrEnum):
     CANDIDATES = "candidates"  # a list of data sets, one of which may be the client's
     HYPOTHESES = "hypotheses"  # several models were sent, and the client chose one
     DENSE_FIRST_LAYER = "dense first layer"  # the inputs enter a fully connected layer
+    SINGLE_ROW = "a batch of one row"
     RELATIVE_NOISE = "relative noise"  # the noise's scale depends on the private update
 
 
