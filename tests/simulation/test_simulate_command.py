@@ -73,6 +73,8 @@ def test_a_table_for_people_with_what_the_price_leaves_out(tmp_path: Path) -> No
         ((*SMALL, "--clients", 0), "--clients to be at least 1"),
         ((*SMALL, "--partition-by", "x"), "--partition-by"),
         ((*SMALL, "--out", "/dev/null/x"), "Expected --out to be a folder, found a file: /dev/null"),
+        ((*SMALL, "--device", "gpu"), "Expected --device to be cpu, cuda or cuda:N, found 'gpu'"),
+        ((*SMALL, "--device", "cuda", "--ray", "local"), "Expected --ray or --device, found both"),
         ((*SMALL, "--ray", "far"), "Expected --ray local or HOST:PORT of a Ray cluster, found 'far'"),
     ],
 )

@@ -87,13 +87,14 @@ def simulate(
             help="local, or HOST:PORT of a Ray cluster that this machine is in: grid points become its tasks."
         ),
     ] = None,
+    device: Annotated[str, typer.Option(help="Where clients are computed: cpu, cuda or cuda:N.")] = "cpu",
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list, one object a run.")] = False,
 ) -> None:
     """Simulate federated runs on this machine: for choosing k, ν, C and T. The noise is seeded and protects nobody."""
     from coterie.simulation.processes import in_processes
     from coterie.simulation.rows import Rows
     from coterie.simulation.settings import SimulatedRun
-    from coterie.simulation.sweep import MOST_SEEDS, Runner, Sweep, check_folder, grid, run_sweep
+    from coterie.simulation.sweep import MOST_SEEDS, Runner, Sweep, check_folder, grid, in_this_process, run_sweep
     from coterie.tasks import load_task
 
     points = grid(sweep or [])
@@ -128,14 +129,17 @@ def simulate(
     plan = Sweep(base, points, seeds, out)
     total = sum(run.rounds for point in points for run in plan.runs(point))
     found = load_task(task)
-    runner: Runner = in_processes
+    # An accelerator is not shared by processes, and its rows are not sent to other machines.
+    runner: Runner = in_processes if device == "cpu" else in_this_process
+    if ray is not None and device != "cpu":
+        raise CoterieError(f"Expected --ray or --device, found both: --ray {ray} --device {device}")
     if ray is not None:
         from coterie.simulation.cluster import over_ray
 
         runner = over_ray(ray)
     if out is not None:
         check_folder(out)
-    rows = Rows.of(_clients(found, data, partition_by, clients))
+    rows = Rows.of(_clients(found, data, partition_by, clients)).on(device)
     console = Console(stderr=True)
     with Progress(*_columns(), console=console, transient=True, disable=not console.is_terminal) as bars:
         bar = bars.add_task(f"{len(points) * seeds} runs", total=total, found=0)

@@ -218,7 +218,7 @@ def _fingerprint(task: Task, rows: Rows) -> str:
     said = [task.name, norms, asdict(task.training), rows.names, rows.counts.tolist()]
     digest = hashlib.sha256(json.dumps(said).encode())
     for tensor in (rows.inputs, rows.targets):
-        digest.update(tensor.contiguous().numpy().tobytes())
+        digest.update(tensor.cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()
 
 
