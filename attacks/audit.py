@@ -10,16 +10,17 @@ from tempfile import TemporaryFile
 from typing import Any
 
 from coterie.attacks import pool
-from coterie.attacks.cells import Cell, Record, check_attack, read_cell
+from coterie.attacks.cells import PREDICTOR, Cell, Record, check_attack, is_predictable, read_cell
 from coterie.attacks.pictures import pictures_of
 from coterie.attacks.plan import AuditSettings, Condition, Material, fixed_settings, prepare
 from coterie.attacks.registry import ATTACKS, attack_named
 from coterie.attacks.report import report_of
-from coterie.attacks.results import as_json, results_of
+from coterie.attacks.results import as_json, layers_of, results_of
 from coterie.errors import CoterieError
 from coterie.storage import write_atomically
 
 _ELSEWHERE = "give another --out"
+_PREDICTED = 5  # images that the predictor is asked about
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,9 @@ def plan(settings: AuditSettings) -> Plan:
         if _can(name, material, condition)
         for batch in range(len(material.batches))
     )
+    predicts = settings.layers and is_predictable(material)
+    predicted = range(min(_PREDICTED, len(material.batches)) if predicts else 0)
+    cells += tuple(Cell(PREDICTOR, condition, batch) for condition in noised for batch in predicted)
     return Plan(material, tuple(chosen), cells, tuple(notes))
 
 
@@ -144,10 +148,15 @@ def _begin(folder: Path, settings: AuditSettings, material: Material) -> None:
 def _tasks(missing: Sequence[Cell]) -> Iterator[pool.Task]:
     """Batch by batch, all conditions, so that the pace so far tells the time that is left."""
     together: dict[tuple[int, Condition], list[str]] = {}
+    predicted: dict[int, list[Condition]] = {}
     for cell in missing:
-        together.setdefault((cell.batch, cell.condition), []).append(cell.attack)
-    for batch, condition in sorted(together, key=lambda place: place[0]):
-        yield condition, batch, tuple(together[batch, condition])
+        if cell.attack == PREDICTOR:
+            predicted.setdefault(cell.batch, []).append(cell.condition)
+        else:
+            together.setdefault((cell.batch, cell.condition), []).append(cell.attack)
+    tasks: list[pool.Task] = [((condition,), batch, tuple(attacks)) for (batch, condition), attacks in together.items()]
+    tasks += [(tuple(conditions), batch, (PREDICTOR,)) for batch, conditions in predicted.items()]
+    yield from sorted(tasks, key=lambda task: task[1])
 
 
 def _write(planned: Plan, folder: Path) -> dict[str, Any]:
@@ -158,7 +167,8 @@ def _write(planned: Plan, folder: Path) -> dict[str, Any]:
         if record is None:
             raise CoterieError(f"Expected every cell of {folder} to stay, found {cell.file(folder).name} gone")
         cells.setdefault((cell.attack, cell.condition), []).append(record)
-    results = results_of(material, cells, planned.notes, layers_of(material))
+    predictions = {condition: cells.pop((PREDICTOR, condition)) for name, condition in list(cells) if name == PREDICTOR}
+    results = results_of(material, cells, planned.notes, layers_of(predictions, material))
     pictures = pictures_of(results, cells, material)
     try:
         for picture in pictures:
@@ -168,8 +178,3 @@ def _write(planned: Plan, folder: Path) -> dict[str, Any]:
     except OSError as error:
         raise CoterieError(f"Expected to write to --out {folder}, found: {error}; finished cells are kept") from error
     return results
-
-
-def layers_of(material: Material) -> list[dict[str, Any]]:
-    """What the attack-free predictor says of each layer: nothing yet."""
-    return []

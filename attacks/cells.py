@@ -4,6 +4,7 @@ import base64
 import json
 import time
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from coterie.attacks import metrics
 from coterie.attacks.attack import Attack, Reconstruction, check_applies
 from coterie.attacks.observation import Observation, observe
 from coterie.attacks.plan import HYPOTHESES, Condition, Material
+from coterie.attacks.predictor import predict, sensitivities
+from coterie.attacks.priors import fit_gaussian
 from coterie.attacks.registry import attack_named
 from coterie.attacks.threat_model import Knowledge, ThreatModel
 from coterie.errors import CoterieError
@@ -23,6 +26,7 @@ from coterie.rng import seeded
 from coterie.storage import write_atomically
 
 Record = dict[str, Any]
+PREDICTOR = "predictor"  # kept like an attack, though it is none
 FULL_COLUMNS = 0.1  # standard deviations: the error of every column of a fully reconstructed table row
 
 
@@ -68,17 +72,7 @@ def run_cell(material: Material, cell: Cell, observation: Observation | None = N
     rng = seeded(material.settings.seed, "audit", "attack", cell.attack, cell.condition.name, cell.batch)
     began = time.process_time()
     found = attack(material.model, observation, threat, rng=rng)
-    record: Record = {
-        "settings": material.fingerprint,
-        "attack": cell.attack,
-        "effort": effort_of(attack),
-        "noise_multiplier": cell.condition.noise_multiplier,
-        "rounds": cell.condition.rounds,
-        "batch": cell.batch,
-        "cpu_seconds": time.process_time() - began,
-        "evaluations": found.evaluations,
-        "reconstruction": None,
-    }
+    record = _record(material, cell, time.process_time() - began, found.evaluations)
     if guesses_choice:
         return {**record, "rows": [{"cluster": _is_least(found.ranking, truth)}]}
     if found.ranking is not None:
@@ -86,6 +80,42 @@ def run_cell(material: Material, cell: Cell, observation: Observation | None = N
         return {**record, "rows": [{"identified": _is_least(found.ranking, place)}]}
     rows = _rows(material, cell.batch, found, threat, record)
     return {**record, "rows": rows}
+
+
+def _record(material: Material, cell: Cell, cpu_seconds: float, evaluations: int) -> Record:
+    return {
+        "settings": material.fingerprint,
+        "attack": cell.attack,
+        "effort": _effort(cell.attack),
+        "noise_multiplier": cell.condition.noise_multiplier,
+        "rounds": cell.condition.rounds,
+        "batch": cell.batch,
+        "cpu_seconds": cpu_seconds,
+        "evaluations": evaluations,
+        "reconstruction": None,
+    }
+
+
+def is_predictable(material: Material) -> bool:
+    """Whether the predictor applies: single images, one local step, a smooth model, and public images."""
+    settings, model = material.settings, material.model
+    single = settings.batch_size == 1 and settings.local_steps == 1
+    return single and material.shape is not None and not model.kinks and material.public is not None
+
+
+def predict_cells(material: Material, batch: int, conditions: Sequence[Condition]) -> Iterator[tuple[Cell, Record]]:
+    """What the attack-free predictor says of one image under each condition; its Jacobians are found once."""
+    assert material.public is not None
+    own = material.batches[batch]
+    began = time.process_time()
+    threat = material.threat(conditions[0], batch)
+    found = sensitivities(material.model, material.start(batch), own.inputs, own.targets, threat)
+    prior = fit_gaussian(material.public.inputs)
+    for condition in conditions:
+        cell = Cell(PREDICTOR, condition, batch)
+        told = predict(found, material.threat(condition, batch), prior, rounds=condition.rounds)
+        row = {"mse": told.mse, "layers": dict(told.by_layer), "prior": told.prior_mse}
+        yield cell, {**_record(material, cell, time.process_time() - began, 0), "rows": [row]}
 
 
 def _is_least(ranking: NDArray[np.float64] | None, place: int | None) -> bool:
@@ -202,6 +232,10 @@ def guesses(material: Material, most: int = 2_000) -> NDArray[np.float64]:
     return np.array(found)
 
 
+def _effort(name: str) -> str:
+    return PREDICTOR if name == PREDICTOR else effort_of(attack_named(name))
+
+
 def effort_of(attack: Attack) -> str:
     """The attack with the fields that its result depends on: the same text in every process."""
     values = ((one.name, getattr(attack, one.name)) for one in fields(attack))  # type: ignore[arg-type]
@@ -232,7 +266,7 @@ def read_cell(folder: Path, cell: Cell, material: Material) -> Record | None:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CoterieError(f"Expected a finished cell in {path}, found: {error!r}; remove it") from error
-    if found != (material.fingerprint, effort_of(attack_named(cell.attack))):
+    if found != (material.fingerprint, _effort(cell.attack)):
         raise CoterieError(f"Expected {path} to be of this audit, found other settings: give another --out")
     return record
 

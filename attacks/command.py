@@ -57,9 +57,12 @@ def attack(
     batch: Annotated[int, typer.Option(help="B, rows in the client's batch.")] = 1,
     local_steps: Annotated[int, typer.Option(help="Local SGD steps on that batch.")] = 1,
     step_size: Annotated[float | None, typer.Option(help="Of local SGD. (default: the task's)")] = None,
-    layers: Annotated[
+    granularity: Annotated[
         Granularity, typer.Option(help="What is clipped and noised by itself: each layer, or the whole update.")
     ] = Granularity.LAYER,
+    layers: Annotated[
+        bool, typer.Option(help="Predict, without an attack, what each layer gives away of an image.")
+    ] = True,
     neighbourhood: Annotated[
         Neighbourhood,
         typer.Option(help="relative: the paper's, no guarantee. fixed: clipped to public radii, d-private."),
@@ -84,7 +87,7 @@ def attack(
     """Attack what a client's own gate lets out, and report what comes back. Nothing is sent anywhere.
 
     A leak that is found is real. One that is not says what these attacks did not do, and nothing about better ones.
-    """  # fmt: skip
+    """
     if workers is not None and workers < 1:
         raise CoterieError(f"Expected --workers to be at least 1, found {workers}")
     budgets = _numbers("--local-epsilon", local_epsilon or "")
@@ -118,6 +121,7 @@ def attack(
         batch_size=batch,
         local_steps=local_steps,
         step_size=step_size,
+        granularity=granularity,
         layers=layers,
         neighbourhood=neighbourhood,
         clipping_norm=clipping_norm,

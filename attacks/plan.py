@@ -59,7 +59,7 @@ class AuditSettings:
 
     ``noise_multipliers`` (ν) and ``local_epsilons`` make the grid with ``rounds`` (T); ν = 0 is always added.
     ``attacks`` empty means every attack that applies. ``prior`` names a file of public rows of the same kind, or is
-    ``"none"``; None takes the other rows of the audited file.
+    ``"none"``; None takes the other rows of the audited file. ``layers`` asks for the predictor's word on each layer.
     """
 
     task: str
@@ -76,7 +76,8 @@ class AuditSettings:
     batch_size: int = 1
     local_steps: int = 1
     step_size: float | None = None
-    layers: Granularity = Granularity.LAYER
+    granularity: Granularity = Granularity.LAYER
+    layers: bool = True
     neighbourhood: Neighbourhood = Neighbourhood.RELATIVE
     clipping_norm: float | None = None
     seed: int = 0
@@ -163,7 +164,7 @@ class Material:
             condition.noise_multiplier,
             neighbourhood=settings.neighbourhood,
             clipping_norm=settings.clipping_norm,
-            granularity=settings.layers,
+            granularity=settings.granularity,
             batch_size=settings.batch_size,
             local_steps=settings.local_steps,
             step_size=step,
@@ -353,7 +354,7 @@ def _fingerprint(
     return digest.hexdigest()
 
 
-_GRID = {"noise_multipliers", "local_epsilons", "attacks", "rounds"}  # what a later run may extend
+_GRID = {"noise_multipliers", "local_epsilons", "attacks", "rounds", "layers"}  # what a later run may extend
 
 
 def fixed_settings(settings: AuditSettings) -> dict[str, object]:

@@ -15,11 +15,11 @@ from pathlib import Path
 import torch
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-from coterie.attacks.cells import Cell, observation_for, run_cell, write_cell
+from coterie.attacks.cells import PREDICTOR, Cell, observation_for, predict_cells, run_cell, write_cell
 from coterie.attacks.plan import AuditSettings, Condition, Material, prepare
 from coterie.errors import CoterieError
 
-Task = tuple[Condition, int, tuple[str, ...]]  # a batch under a condition, and the attacks to make on it
+Task = tuple[tuple[Condition, ...], int, tuple[str, ...]]  # attacks on a batch under one condition, or predictions
 
 
 def here(material: Material, tasks: Sequence[Task], folder: Path) -> Generator[int, None, None]:
@@ -94,7 +94,13 @@ def _work(settings: AuditSettings, folder: Path, connection: Connection) -> None
 
 
 def _do(material: Material, task: Task, folder: Path) -> Iterator[int]:
-    condition, batch, attacks = task
+    conditions, batch, attacks = task
+    if attacks == (PREDICTOR,):
+        for cell, record in predict_cells(material, batch, conditions):
+            write_cell(folder, cell, record)
+            yield 1
+        return
+    (condition,) = conditions
     observation = observation_for(material, condition, batch)
     for name in attacks:
         cell = Cell(name, condition, batch)

@@ -91,7 +91,7 @@ def _tried(results: Mapping[str, Any]) -> str:
         "Model": f"{model['name']}, {model['parameters']:,} parameters, {model['start']}",
         "Rows": f"{settings['images']} {noun}, {batch} in a batch, {settings['local_steps']} local steps",
         "Neighbourhood": mode,
-        "Noise": "each layer by itself" if settings["layers"] == "layer" else "the whole update as one vector",
+        "Noise": "each layer by itself" if settings["granularity"] == "layer" else "the whole update as one vector",
         "The server knows": "the weights that it sent, the training settings, the mechanism and ν; "
         + ("no other rows" if settings["prior"] == "none" else "and other people's rows of the same kind"),
         "Seed": str(settings["seed"]),
@@ -178,20 +178,25 @@ def _columns(results: Mapping[str, Any]) -> str:
 
 
 def _layers(results: Mapping[str, Any]) -> str:
-    rows = [
-        "<tr>"
-        + _cell(escape(row["layer"]))
-        + _cell(f"{row['parameters']:,}")
-        + _cell(f"{row['noise_multiplier']:g}")
-        + _cell(f"{row['psnr']:.1f}")
+    """A row per layer, a column per condition."""
+    rows: dict[str, list[Mapping[str, Any]]] = {}
+    for entry in results["layers"]:
+        rows.setdefault(entry["layer"], []).append(entry)
+    words = {"all": "all layers", "none": "no update, the prior alone"}
+    body = [
+        f"<tr>{_cell(escape(words.get(name, name)))}"
+        + _cell(f"{entries[0]['parameters']:,}")
+        + "".join(_cell(f"{entry['psnr']:.1f}") for entry in entries)
         + "</tr>"
-        for row in results["layers"]
+        for name, entries in rows.items()
     ]
+    first = next(iter(rows.values()))
     caption = (
-        "PSNR that a linearised attacker with a Gaussian prior would reach from one layer alone, and from all of them: "
-        "a prediction, without any attack."
+        "PSNR in dB that a linearised attacker with a Gaussian prior is predicted to reach from one layer alone, and "
+        f"from all of them (median of {first[0]['images']} images): no attack is made for it."
     )
-    return _table(caption, ["layer", "parameters", "ν", "PSNR, dB"], rows)
+    head = [f"ν = {noise_of(entry)}" + (f", T = {entry['rounds']}" if entry["rounds"] > 1 else "") for entry in first]
+    return _table(caption, ["layer", "parameters", *head], body)
 
 
 def _controls(results: Mapping[str, Any]) -> str:

@@ -100,6 +100,32 @@ def results_of(
     }
 
 
+def layers_of(predictions: Mapping[Condition, Sequence[Record]], material: Material) -> list[dict[str, Any]]:
+    """What the predictor says: for each condition and layer, the PSNR of the median error over the images.
+
+    ``layer`` is ``"all"`` for all together and ``"none"`` for the prior without any update.
+    """
+    sizes = {layer.name: layer.size for layer in material.threat(material.conditions()[0], 0).noised}
+    found = []
+    for condition, records in predictions.items():
+        rows = [row for record in records for row in record["rows"]]
+        errors = {name: [row["layers"][name] for row in rows] for name in sizes}
+        errors |= {"all": [row["mse"] for row in rows], "none": [row["prior"] for row in rows]}
+        found += [
+            {
+                "layer": name,
+                "parameters": sizes.get(name, material.model.layout.size if name == "all" else 0),
+                "noise_multiplier": condition.noise_multiplier,
+                "rounds": condition.rounds,
+                "local_epsilon": condition.local_epsilon,
+                "psnr": metrics.psnr(statistics.median(values)),
+                "images": len(rows),
+            }
+            for name, values in errors.items()
+        ]
+    return found
+
+
 def _classes_share(material: Material) -> float:
     """How often the most frequent class is right."""
     if material.model.classes is None:
