@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from scipy.stats import gamma, kstest
 from torch import Tensor, nn
 
 from coterie import simulation
@@ -22,10 +23,11 @@ from coterie.simulation.channels_last import ChannelsLast, has_convolutions
 from coterie.simulation.engines import BatchedEngine
 from coterie.simulation.privacy import mechanism_for
 from coterie.simulation.rows import Rows
+from coterie.simulation.sanitizing import draw_for_one
 from coterie.simulation.server_side import average_all
 from coterie.simulation.workers import workers
 from coterie.tasks import ClientData, Task, load_task, seeded_module
-from tests.simulation.conftest import RAGGED, hospital_rows
+from tests.simulation.conftest import RAGGED, ReplayedNoise, hospital_rows
 
 
 def test_the_work_is_the_batched_engines(brisk: tuple[Task, list[ClientData]]) -> None:
@@ -77,9 +79,24 @@ def test_what_is_sent_is_the_mechanisms_release_whatever_the_number_of_processes
     for place in range(5):
         start = hypotheses[0, chosen[0, place]].astype(np.float64)
         update = trained[0, place] - start
-        released = mechanism.release(update, rng=np.random.default_rng(seeds[place])).update
+        (normals,), (gammas,) = draw_for_one(mechanism.sizes, int(seeds[place]))
+        released = mechanism.release(update, rng=ReplayedNoise(normals, gammas)).update  # type: ignore[arg-type]
         assert np.array_equal(sent[0][0, place], (start + released).astype(np.float32))
         assert not np.allclose(released, update, atol=1e-3)
+
+
+def test_the_draws_of_one_client_have_their_laws() -> None:
+    sizes = (100_000, 5)
+    normals, gammas = draw_for_one(sizes, 3)
+    assert normals.shape == (1, 100_005)
+    assert kstest(normals[0], "norm").pvalue > 1e-9
+    assert kstest(normals[0] * 1.05, "norm").pvalue < 1e-9  # what the test sees
+    small = np.array([draw_for_one(sizes[1:], seed)[1][0, 0] for seed in range(2000)])
+    assert kstest(small, gamma(5).cdf).pvalue > 1e-9
+    assert kstest(small, gamma(6).cdf).pvalue < 1e-9
+    assert abs(gammas[0, 0] / 100_000 - 1) < 6.2 / np.sqrt(100_000)  # of its standard deviations, 1e-9 lies outside
+    assert np.array_equal(draw_for_one(sizes, 3)[0], normals)
+    assert not np.array_equal(draw_for_one(sizes, 4)[0], normals)
 
 
 @pytest.fixture

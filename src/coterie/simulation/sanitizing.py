@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from coterie.mechanisms.grid import BITS
@@ -47,17 +48,21 @@ class BatchSanitizer:
                 radii = np.maximum(norms, self._lengths[:, layer])
             epsilons = size / (self._multipliers * radii)
             lengths = np.maximum(_norms(direction), np.finfo(np.float64).tiny)
-            noise = direction * (gammas[:, layer] / epsilons / lengths)[:, None]
+            sums = noisy[:, own]
+            np.multiply(direction, (gammas[:, layer] / epsilons / lengths)[:, None], out=sums)
+            sums += centre
             # ``mechanisms.grid.power_of_two_grid`` of the standard deviation √(n + 1)/ε.
             exponents = np.frexp(np.sqrt(size + 1.0) / epsilons)[1] - 1 - BITS
-            noisy[:, own] = round_to_grids(centre + noise, exponents[:, None])
+            round_to_grids(sums, exponents[:, None], out=sums)
         return noisy
 
 
-def round_to_grids(values: Array, exponents: NDArray[np.integer]) -> Array:
-    """``values`` rounded to the nearest multiple of 2^exponent, ties to even multiples."""
+def round_to_grids(values: Array, exponents: NDArray[np.integer], out: Array | None = None) -> Array:
+    """``values`` rounded to the nearest multiple of 2^exponent, ties to even multiples; in ``out``, if there is one."""
     grids = np.ldexp(1.0, exponents)
-    rounded: Array = np.rint(values / grids) * grids
+    rounded: Array = np.divide(values, grids, out=out)
+    np.rint(rounded, out=rounded)
+    rounded *= grids
     return rounded
 
 
@@ -66,6 +71,17 @@ def draw(sizes: Sequence[int], clients: int, *, rng: np.random.Generator) -> tup
     normals = rng.standard_normal((clients, sum(sizes)))
     # Layer by layer: three times as fast as one call with an array of shapes.
     return normals, np.stack([rng.standard_gamma(size, clients) for size in sizes], axis=1)
+
+
+def draw_for_one(sizes: Sequence[int], seed: int) -> tuple[Array, Array]:
+    """As ``draw`` for one client, (1, n) and (1, L), in a third of the time for a large model.
+
+    Its normals are float32's, as the sums that they become part of leave in float32.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    normals = torch.empty(1, sum(sizes)).normal_(generator=generator).double().numpy()
+    rng = np.random.default_rng(seed)
+    return normals, np.array([[rng.standard_gamma(size) for size in sizes]])
 
 
 def finite_updates(starts: NDArray[np.float32], trained: NDArray[np.float32]) -> Array:

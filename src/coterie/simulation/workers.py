@@ -34,7 +34,7 @@ from coterie.simulation.engines import Floats, Judgement, Vectors
 from coterie.simulation.personalization import fine_tuned_score
 from coterie.simulation.private_choice import PrivateChoice
 from coterie.simulation.rows import Counts, Rows
-from coterie.simulation.sanitizing import finite_updates, sent_vectors
+from coterie.simulation.sanitizing import BatchSanitizer, draw_for_one, finite_updates, sent_vectors
 from coterie.tasks import ClientData, Task, TrainingSettings
 
 Answer = TypeVar("Answer")
@@ -207,10 +207,10 @@ def _choose_and_send(
     with work.memory_format():
         order = np.random.default_rng(seed)
         trained = train(work.task, work.model, start, work.layout, data, work.training, rng=order)
-    update = finite_updates(start[None], trained[None])[0]
+    update = finite_updates(start[None], trained[None])
     if mechanism is not None:
-        update = mechanism.release(update, rng=np.random.default_rng(noise_seed)).update
-    work.sent[place] = sent_vectors(start, update)
+        update = BatchSanitizer([mechanism])(update, *draw_for_one(mechanism.sizes, noise_seed))
+    work.sent[place] = sent_vectors(start, update[0])
     return chosen
 
 
