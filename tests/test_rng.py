@@ -132,6 +132,27 @@ def test_uniforms_have_their_law() -> None:
     assert np.array_equal(numbers * 2.0**53, np.rint(numbers * 2.0**53))
 
 
+@pytest.mark.parametrize("size", [1, 2, 5, 32_768, 32_769, 70_001])
+def test_arrays_of_uniforms_are_the_upper_bits_of_the_aes_key_stream(size: int) -> None:
+    key = np.random.default_rng(8).bytes(32)
+    stream = Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor().update(bytes(8 * size))
+    expected = (np.frombuffer(stream, "<u8") >> 11) / 2.0**53
+    assert np.array_equal(ReplayedEntropy(8).random(size), expected)
+
+
+def test_arrays_of_uniforms_have_their_law() -> None:
+    generator = ReplayedEntropy(9)
+    numbers = generator.random(100_000)
+    assert numbers.min() >= 0
+    assert numbers.max() < 1
+    assert stats.kstest(numbers, stats.uniform.cdf).pvalue > ALPHA
+    assert stats.kstest(numbers**1.1, stats.uniform.cdf).pvalue < ALPHA
+    assert not np.array_equal(generator.random(4), generator.random(4))  # a fresh key for every array
+    assert generator.random(()).shape == ()
+    assert generator.random(0).shape == (0,)
+    assert generator.random((2, 3)).shape == (2, 3)
+
+
 def test_the_entropy_is_the_operating_system_s_and_fresh_for_every_array(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
@@ -142,7 +163,8 @@ def test_the_entropy_is_the_operating_system_s_and_fresh_for_every_array(monkeyp
     monkeypatch.setattr(os, "urandom", urandom)
     generator = rng.secure()
     assert np.array_equal(generator.standard_normal(3), generator.standard_normal(3))
-    assert asked == [32, 32]
+    assert np.array_equal(generator.random(3), generator.random(3))
+    assert asked == [32, 32, 32, 32]
     assert generator.random() == 0
 
 

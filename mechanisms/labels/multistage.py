@@ -4,6 +4,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -25,7 +26,7 @@ class MultiStage:
 
     ``response`` is RRWithPrior with K and ε. ``stages`` (n,) is the stage of each example, 0 … T − 1: a partition that
     must be made without looking at labels, as ``random_stages`` does. ``labels`` (n,) are the outputs so far and
-    ``subset_sizes`` (n,) their k*, ``UNQUERIED`` where there are none. ``stage`` is the next one to query, T at the end.
+    ``subset_sizes`` (n,) their k*, ``UNQUERIED`` where there are none. ``stage`` is the next to query, T at the end.
 
     The cycle: query stage t with the newest model's outputs as priors (uniform before the first model: plain
     randomized response), train on ``training_set``, and so on. The true labels are an argument of ``query`` and are not
@@ -46,7 +47,7 @@ class MultiStage:
     stage: int = 0
 
     @classmethod
-    def start(cls, response: RandomizedResponseWithPrior, stages: ArrayLike) -> "MultiStage":
+    def start(cls, response: RandomizedResponseWithPrior, stages: ArrayLike) -> Self:
         """Nothing queried yet. Raises ``ValueError`` unless ``stages`` (n,) holds 0 … T − 1, each at least once."""
         values = np.asarray(stages)
         division = expect_labels("stages", values, max(values.size, 1))
@@ -65,7 +66,7 @@ class MultiStage:
         """The examples whose labels the next ``query`` uses, in order; none at the end."""
         return np.flatnonzero(self.stages == self.stage)
 
-    def query(self, labels: ArrayLike, priors: ArrayLike | None, *, rng: NoiseSource) -> "MultiStage":
+    def query(self, labels: ArrayLike, priors: ArrayLike | None, *, rng: NoiseSource) -> Self:
         """The state after the next stage: its ``labels`` (those of ``next_examples``, in order) randomized.
 
         ``priors`` is (K,), or (examples of the stage, K) in the same order; None is the uniform prior. They must come

@@ -42,9 +42,13 @@ class HistogramPrior:
 
         Raises ``ValueError`` for a label outside 0 … K − 1 and a group outside 0 … G − 1.
         """
+        return normalised(self.noisy_counts(labels, groups, rng=rng))
+
+    def noisy_counts(self, labels: ArrayLike, groups: ArrayLike, *, rng: NoiseSource) -> Array:
+        """H̃ (G, K), whole numbers: the release itself, of which the prior is a function."""
         counts = label_counts(labels, groups, classes=self.classes, group_count=self.groups)
         noise = _geometric(self.rate, counts.size, rng) - _geometric(self.rate, counts.size, rng)
-        return normalised(counts + noise.reshape(counts.shape))
+        return np.asarray(counts + noise.reshape(counts.shape), dtype=np.float64)
 
     @property
     def rate(self) -> float:
