@@ -181,6 +181,7 @@ def _with_bar(run: Any, settings: Any, out: Path, processes: int) -> dict[str, A
 
 def _print(results: Mapping[str, Any]) -> None:
     """The table and the verdict, for people."""
+    from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
@@ -192,7 +193,11 @@ def _print(results: Mapping[str, Any]) -> None:
     levels = [level for level in LEVELS if any(level in cell["rates"] for cell in cells)]
     measures = {"psnr": "PSNR, dB", "ssim": "SSIM", "correlation": "corr.", "error": "error"}
     measures = {m: name for m, name in measures.items() if any(m in cell["medians"] for cell in cells)}
-    table = Table(title=f"{results['settings']['images']} {results['noun']} of {results['settings']['task']}")
+    table = Table(
+        box=SIMPLE_HEAD,
+        padding=(0, 1),
+        title=f"{results['settings']['images']} {results['noun']} of {results['settings']['task']}",
+    )
     for name in ("attack", "ν", "T", *(_SHORT[level] for level in levels), *measures.values()):
         table.add_column(name, justify="left" if name == "attack" else "right")
     for cell in cells:
@@ -203,7 +208,7 @@ def _print(results: Mapping[str, Any]) -> None:
             *(_share(cell["rates"].get(level)) for level in levels),
             *(f"{cell['medians'][m]:.3g}" if m in cell["medians"] else "–" for m in measures),
         )
-    for key, name in (("class_mean", "class-mean image"), ("black", "black image")):
+    for key, name in (("class_mean", "class mean"), ("black", "black")):
         if key in results["controls"]:
             medians = results["controls"][key]
             blank = [""] * (2 + len(levels))

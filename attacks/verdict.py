@@ -9,9 +9,12 @@ no noise: that is checked first.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from scipy.stats import binom
+
 from coterie.attacks.metrics import CONVERGED_PSNR, Rate
 
 CONTROL_SHARE = 0.9  # of the rows, at ν = 0
+_SIGNIFICANCE = 0.005
 LEVELS = ("full", "recognisable", "identified", "label", "cluster")
 RECONSTRUCTION_LEVELS = ("full", "recognisable", "identified")
 
@@ -78,8 +81,12 @@ def chance_of(level: str, *, classes_share: float, candidates: int, hypotheses: 
 
 
 def is_found(level: str, found: Rate, chance: float) -> bool:
-    """Whether a leak was found: any row of those that no guess reaches, else a rate whose interval excludes chance."""
-    return found.hits > 0 if chance == 0 else found.low > chance
+    """Whether a leak was found: one row of what no guess reaches, or more hits than guesses have with p < 0.005.
+
+    The binomial tail is exact. An audit asks this of dozens of cells, so a two-sided 95 % interval that excludes
+    chance would be too little.
+    """
+    return found.hits > 0 if chance == 0 else float(binom.sf(found.hits - 1, found.trials, chance)) < _SIGNIFICANCE
 
 
 def findings(summaries: Sequence[Summary], chances: Mapping[str, float], *, noun: str) -> Findings:
@@ -89,7 +96,7 @@ def findings(summaries: Sequence[Summary], chances: Mapping[str, float], *, noun
     reconstructing = {s.attack for s in summaries if s.reconstructs}
     valid = _valid(met, reconstructing)
     found: list[str] = []
-    stopped: list[str] = []
+    stopped: dict[str, list[str]] = {}  # by the sentence without the attacks' names
     for rounds in sorted({s.rounds for s in summaries if s.noise_multiplier > 0}):
         own = [s for s in summaries if s.noise_multiplier > 0 and s.rounds == rounds]
         when = "in one round" if rounds == 1 else f"in {rounds} rounds of the same {noun} at the same weights"
@@ -100,9 +107,11 @@ def findings(summaries: Sequence[Summary], chances: Mapping[str, float], *, noun
             alone = [s for s in speaking if level == "recognisable" or not s.reconstructs]
             for attack in dict.fromkeys(s.attack for s in alone):
                 series = [s for s in alone if s.attack == attack]
-                stopped += _stop(level, series, chances[level], when, noun, has_control=met.get(attack, True))
+                if text := _stop(level, series, chances[level], when, noun, has_control=met.get(attack, True)):
+                    stopped.setdefault(text, []).append(attack)
     validity = _of_validity(valid, control, met, reconstructing, noun)
-    return Findings(valid, met, validity, tuple(found), tuple(stopped))
+    stops = tuple(text.format(attacks=listed(attacks)) for text, attacks in stopped.items())
+    return Findings(valid, met, validity, tuple(found), stops)
 
 
 def _valid(met: Mapping[str, bool], reconstructing: set[str]) -> bool | None:
@@ -133,7 +142,7 @@ def _of_validity(
             f"{CONTROL_SHARE:.0%} are asked for. Leaks that it found below are real; what it did not find says nothing."
         )
     weak = [attack for attack in judged if not met[attack]]
-    also = f" {_listed(weak)} did not, and what it does not find says little." if weak else ""
+    also = f" Not so {listed(weak)}: what these do not find says little." if weak else ""
     return f"Control: without noise (ν = 0), {reached} on {counted}, so the audit can see a leak.{also}"
 
 
@@ -147,23 +156,26 @@ def _leak(level: str, own: Sequence[Summary], chance: float, when: str, noun: st
     return [f"At {_at(strongest)}, {when}, {strongest.attack} {what}: {_counted(strongest.rates[level])}."]
 
 
-def _stop(level: str, own: Sequence[Summary], chance: float, when: str, noun: str, *, has_control: bool) -> list[str]:
-    """From which noise on one attack found nothing, with the largest rate that the data leave possible."""
+def _stop(level: str, own: Sequence[Summary], chance: float, when: str, noun: str, *, has_control: bool) -> str:
+    """From which noise on an attack, left blank, found nothing, with the largest rate that the data leave possible.
+
+    Empty when no noise stopped it.
+    """
     by_noise = sorted(own, key=lambda s: s.noise_multiplier)
     leaks = [s.noise_multiplier for s in by_noise if is_found(level, s.rates[level], chance)]
     beyond = [s for s in by_noise if not leaks or s.noise_multiplier > leaks[-1]]
     if not beyond:
-        return []
+        return ""
     first = beyond[0]
     above = f"{_at(first)}" if len(beyond) == 1 else f"ν ≥ {first.noise_multiplier:g}{_budget(first, '≤')}"
     tested = "" if len(beyond) == 1 else f" at ν = {', '.join(f'{s.noise_multiplier:g}' for s in beyond)}"
     worst = max((s.rates[level] for s in beyond), key=lambda found: found.high)
-    doubt = "" if has_control else "; it fails without noise as well, so this says little"
-    return [
-        f"{above} stopped {first.attack} {when}: tested{tested} on {worst.trials} {noun}, this attack "
+    doubt = "" if has_control else "; without noise it fails as well, so this says little"
+    return (
+        f"{above} stopped {{attacks}} {when}: tested{tested} on {worst.trials} {noun}, it "
         f"{_NOT_DONE[level].format(noun=noun)} (at most {worst.hits} of {worst.trials}, 95 % interval up to "
         f"{worst.high:.0%}{'' if chance == 0 else f', chance {chance:.1%}'}){doubt}."
-    ]
+    )
 
 
 def _at(summary: Summary) -> str:
@@ -178,7 +190,8 @@ def _counted(found: Rate) -> str:
     return f"{found.hits} of {found.trials} (95 % interval {found.low:.0%} to {found.high:.0%})"
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
+    """The names with commas and "and"."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
