@@ -153,7 +153,12 @@ class LayerwiseLaplace:
         return Neighbourhood.FIXED if fixed else Neighbourhood.RELATIVE
 
     def _mechanism(self, size: int, radius: float) -> L2Laplace:
-        return L2Laplace(size, size / (self.noise_multiplier * radius))
+        scale = self.noise_multiplier * radius
+        if scale == 0:
+            raise ValueError(
+                f"Expected noise multiplier times radius above 0 in float64, found {self.noise_multiplier} times {radius}"
+            )
+        return L2Laplace(size, size / scale)
 
 
 def split_radius(

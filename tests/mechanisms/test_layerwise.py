@@ -226,3 +226,8 @@ def test_the_three_ways_to_split_a_radius() -> None:
 def test_the_split_radii_fit_in_the_ball_of_the_total(total: float, sizes: list[int]) -> None:
     for radii in (split_radius(total, sizes), split_radius(total, sizes, "sqrt-dimension")):
         assert math.hypot(*radii) == pytest.approx(total, rel=1e-14)
+
+
+def test_a_scale_that_underflows_is_an_error_and_not_a_division_by_zero() -> None:
+    with pytest.raises(ValueError, match="Expected noise multiplier times radius above 0 in float64"):
+        LayerwiseLaplace((3,), 1e-200, FixedNeighbourhood((1e-200,)))
