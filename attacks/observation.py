@@ -1,12 +1,11 @@
 """What the server received, made by the product's own client: choosing, training, the gate and its ledger.
 
 This is the one file of ``attacks`` that imports ``client``: an audit must attack what the gate lets out, not a copy
-of it that may be weaker or stronger. The ledger is a temporary file, and the noise is **seeded**, so that an audit
+of it that may be weaker or stronger. The ledger is in memory, and the noise is **seeded**, so that an audit
 can be repeated; a deployed client's noise comes from the operating system and has the same law.
 """
 
 import math
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,14 +128,14 @@ def observe(
         )
     received = np.empty((rounds, model.layout.size), np.float32)
     chosen: list[int | None] = []
-    with tempfile.TemporaryDirectory() as folder:
-        for t, (vector, index) in enumerate(
-            _without_gate(model, rows, sent, threat, seed)
-            if threat.noise_multiplier == 0
-            else _through_gate(model, rows, sent, threat, seed, Path(folder), index_sent=index_sent)
-        ):
-            received[t] = vector
-            chosen.append(index if index_sent else None)
+    replies = (
+        _without_gate(model, rows, sent, threat, seed)
+        if threat.noise_multiplier == 0
+        else _through_gate(model, rows, sent, threat, seed, index_sent=index_sent)
+    )
+    for t, (vector, index) in enumerate(replies):
+        received[t] = vector
+        chosen.append(index if index_sent else None)
     return Observation(sent, received, tuple(chosen))
 
 
@@ -177,7 +176,6 @@ def _through_gate(
     sent: Vector,
     threat: ThreatModel,
     seed: int,
-    folder: Path,
     *,
     index_sent: bool,
 ) -> Iterator[tuple[Vector, int | None]]:
@@ -190,7 +188,7 @@ def _through_gate(
         neighbourhood=threat.neighbourhood,
         relative_floor=1.0,  # ``lengths`` are the floors themselves in the relative mode
     )
-    with Ledger(folder / "ledger.sqlite", create=True) as ledger:
+    with Ledger(Path(":memory:"), create=True) as ledger:
         gate = Gate(policy, None, ledger, budget=math.inf, validation=False, share_sample_count=False)
         holder = DataHolder(
             name="audited",
@@ -199,7 +197,7 @@ def _through_gate(
             layout=model.layout,
             data=rows,
             gate=gate,
-            folder=folder,
+            folder=Path(),  # only for what is kept at a run's end
             fine_tune=0,
             draws=lambda t: Draws(noise=seeded(seed, "noise", t), order=seeded(seed, "order", t)),
         )
