@@ -78,7 +78,8 @@ class ReplayedNoise:
         self._gammas: Iterator[float] = iter(gammas.tolist())
         self._at = 0
 
-    def random(self) -> float:
+    def random(self, size: int | None = None) -> Any:
+        assert size is None
         return next(self._uniforms)
 
     def standard_normal(self, *, out: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -68,7 +68,7 @@ class DeployedRounds:
                         settings.model_copy(update={"state": self.state / name}),
                         self.task,
                         data,
-                        lambda _, name=name: self.draws.get(name, Draws(seeded(0), seeded(0))),
+                        partial(self._draws_of, name),
                     )
                 )
                 for name, data in self.clients.items()
@@ -100,6 +100,9 @@ class DeployedRounds:
             answers = [answer_validation(holders[name], message) for name in held_out]
             validation = mean_validation([answer for answer in answers if isinstance(answer, ValidationReply)])
         return self.hypotheses, validation, sent  # type: ignore[return-value]
+
+    def _draws_of(self, name: str, _round: int) -> Draws:
+        return self.draws.get(name, Draws(seeded(0), seeded(0)))
 
     def _prepare(self, names: list[str]) -> None:
         """The same draws as the simulation's, dealt to the clients of a round in their order."""
