@@ -52,7 +52,7 @@ def train(
                 gradients = torch.autograd.grad(loss, list(tensors.values()))
                 with torch.no_grad():
                     for view, gradient in zip(tensors.values(), gradients, strict=True):
-                        view.sub_(settings.step_size * gradient)
+                        view.sub_(gradient, alpha=settings.step_size)
                 if is_over():
                     raise RoundOver
     return vector.numpy()
