@@ -156,7 +156,8 @@ class LayerwiseLaplace:
         scale = self.noise_multiplier * radius
         if scale == 0:
             raise ValueError(
-                f"Expected noise multiplier times radius above 0 in float64, found {self.noise_multiplier} times {radius}"
+                "Expected noise multiplier times radius above 0 in float64, found "
+                f"{self.noise_multiplier} times {radius}"
             )
         return L2Laplace(size, size / scale)
 
