@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -66,9 +67,13 @@ class Simulator:
             return
         # Forked: the rows are inherited, not sent.
         with ProcessPoolExecutor(
-            self.processes, get_context("fork"), initializer=_held.append, initargs=((self.task, self.rows),)
+            self.processes, get_context("fork"), initializer=_begin, initargs=(self.task, self.rows)
         ) as pool:
-            yield from pool.map(_simulate, work)
+            try:
+                yield from pool.map(_simulate, work)
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
 
     def prices(self, run: SimulatedRun, releases: int) -> Record:
         """What ``releases`` of one client cost, rounded up; empty for runs without noise.
@@ -99,8 +104,13 @@ def _prices(event: UpdateRelease, releases: int) -> Record:
 _held: list[tuple[Task, Rows]] = []  # in a worker process
 
 
+def _begin(task: Task, rows: Rows) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends its processes
+    _held[:] = [(task, rows)]
+
+
 def _simulate(runs: Sequence[SimulatedRun]) -> list[SimulatedResult]:
-    (task, rows) = _held[0]
+    ((task, rows),) = _held
     return simulate(task, rows, runs)
 
 
@@ -136,9 +146,13 @@ def command_line(doc: str | None, *, data: bool) -> Iterator[argparse.Namespace]
         parser.error("Expected --seeds and --processes to be at least 1")
     begun = time.perf_counter()
     try:
+        if arguments.out is not None:
+            arguments.out.mkdir(parents=True, exist_ok=True)  # a bad folder is found before the runs, not after
         yield arguments
-    except CoterieError as error:
+    except (CoterieError, OSError) as error:
         sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)
     _say(f"{time.perf_counter() - begun:.0f} seconds")
 
 

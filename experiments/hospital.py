@@ -9,14 +9,14 @@ algorithm (no re-seeding) and with re-seeding. Writes experiments/results/hospit
 import itertools
 import statistics
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from _results import COLOURS, MARKERS, new_figure, rounded_up, table, write_figure, write_result
+from _results import COLOURS, MARKERS, new_figure, rounded_up, table, wrapped, write_figure, write_result
 from _simulations import Record, Simulator, columns, command_line, records, where
 from numpy.typing import NDArray
 
@@ -29,6 +29,7 @@ from coterie.simulation import SimulatedResult, SimulatedRun
 from coterie.simulation.engines import BatchedEngine, best_hypotheses
 from coterie.simulation.programs import programs_of
 from coterie.simulation.server_side import Sampler, validations
+from coterie.tasks import Task
 
 NAME = "hospital"
 HYPOTHESES = (1, 3, 5, 7)
@@ -46,6 +47,7 @@ TRIAL = {
     5: (1234, 1171, 1190, 768, 746, 804, 700),
     7: (878, 882, 1002, 681, 666, 675, 639),
 }
+MOST_SHOWN = 2000  # dollars, in the pictures
 CENTRAL_ROUNDS, CENTRAL_STEPS, CENTRAL_STEP_SIZE = 60, 10, 0.02
 
 
@@ -137,6 +139,11 @@ def _weights(chosen: NDArray[np.int64], counts: NDArray[np.int64], k: int) -> to
     return torch.tensor(np.repeat(each, counts, axis=1), dtype=torch.float32)
 
 
+def settings(task: Task) -> Record:
+    """The task's own settings, which the runs use: local training, and C of each layer."""
+    return {"training": asdict(task.training), "clipping_norm": task.clipping_norm}
+
+
 def measure(simulator: Simulator, seeds: int) -> dict[str, Any]:
     """Everything that result.json holds."""
     fixed = replace(BASE, neighbourhood=Neighbourhood.FIXED)
@@ -145,6 +152,7 @@ def measure(simulator: Simulator, seeds: int) -> dict[str, Any]:
     return {
         "clients": len(simulator.rows.names),
         "rows": int(simulator.rows.counts.sum()),
+        "settings": settings(simulator.task),
         "grid": columns(grid(simulator, seeds)),
         "central": [
             {"k": k, "metrics": [central_fit(simulator, k, seed) for seed in range(seeds)]} for k in HYPOTHESES
@@ -193,8 +201,10 @@ def _draw_figure_four(found: Sequence[Record], metric: str, file: str, folder: P
     }
     figure, panels = new_figure(len(titles), height=4.6, share_y=True)
     for axes, ((neighbourhood, again), title) in zip(panels, titles.items(), strict=True):
+        outside = 0
         for index, k in enumerate(HYPOTHESES):
             own = [[record[metric] for record in cell(found, neighbourhood, again, k, nu)] for nu in MULTIPLIERS]
+            outside += sum(value > MOST_SHOWN for values in own for value in values)
             middle = [statistics.median(values) for values in own]
             spread = [
                 [centre - min(values) for centre, values in zip(middle, own, strict=True)],
@@ -212,7 +222,8 @@ def _draw_figure_four(found: Sequence[Record], metric: str, file: str, folder: P
                 label=f"k = {k}",
             )
         axes.set_xticks(range(len(MULTIPLIERS)), [f"{nu:g}" for nu in MULTIPLIERS])
-        axes.set(xlabel="noise multiplier ν", title=title)
+        beyond = f"\n{outside} run{'s' * (outside > 1)} above the picture" if outside else ""
+        axes.set(xlabel="noise multiplier ν", title=title + beyond, ylim=(500, MOST_SHOWN))
     words = {"metric": "RMSE, the paper's metric", "honest": "RMSE, honest metric"}
     panels[0].set_ylabel(f"{words[metric]} (dollars)")
     panels[0].legend(ncols=2)
@@ -224,16 +235,26 @@ def blocks(result: dict[str, Any]) -> dict[str, str]:
     """The measured parts of the section."""
     found = records(result["grid"])
     return {
-        "data": f"{result['clients']:,} clients (providers) with {result['rows']:,} rows.",
+        "data": _data(result),
         "aim": _aim(found),
         "trial": _trial(found, result["central"]),
         "relative-off": _grid_table(found, "relative", "off"),
         "relative-on": _grid_table(found, "relative", "on"),
         "fixed-off": _grid_table(found, "fixed", "off"),
         "fixed-on": _grid_table(found, "fixed", "on"),
+        "compared": _compared(found),
         "collapsed": _collapsed(found),
         "leakage": _leakage(result["leakage"], result["prices"]),
     }
+
+
+def _data(result: dict[str, Any]) -> str:
+    training, radii = result["settings"]["training"], result["settings"]["clipping_norm"]
+    return wrapped(
+        f"{result['clients']:,} clients (providers) with {result['rows']:,} rows. Local training: {training['epochs']} "
+        f"epochs, step {training['step_size']:g}, batches of {training['batch_size']}. Clipping norms in fixed mode: "
+        f"{', '.join(f'{radius:g} ({layer} layer)' for layer, radius in radii.items())}."
+    )
 
 
 def _medians(own: Sequence[Record]) -> str:
@@ -269,6 +290,35 @@ def _aim(found: Sequence[Record]) -> str:
         ),
         rows,
     )
+
+
+def _compared(found: Sequence[Record]) -> str:
+    lines = []
+    for words, neighbourhood, again in (
+        ("The paper's algorithm", "relative", "off"),
+        ("Relative with re-seeding", "relative", "on"),
+        ("Fixed with re-seeding", "fixed", "on"),
+    ):
+        own = {
+            (k, nu): [record["metric"] for record in cell(found, neighbourhood, again, k, nu)]
+            for k in HYPOTHESES
+            for nu in MULTIPLIERS
+        }
+        gains = [
+            f"{statistics.median(own[less, 3.0]) - statistics.median(own[more, 3.0]):,.0f} from k = {less} to {more}"
+            for less, more in itertools.pairwise(HYPOTHESES)
+        ]
+        spreads = [
+            f"{max(max(own[k, nu]) / min(own[k, nu]) for nu in MULTIPLIERS if 2 <= nu <= 5):.2f}" for k in HYPOTHESES
+        ]
+        lines.append(
+            wrapped(
+                f"- {words}: at ν = 3 the median falls by {', '.join(gains)}. Largest seed over smallest, at worst for "
+                f"ν from 2 to 5: {' / '.join(spreads)} for k = {' / '.join(map(str, HYPOTHESES))}.",
+                "  ",
+            )
+        )
+    return "\n".join(lines)
 
 
 def _trial(found: Sequence[Record], central: Sequence[Record]) -> str:
@@ -326,7 +376,7 @@ def _leakage(found: Sequence[Record], prices: Sequence[Record]) -> str:
         f"in 150 rounds on average; the most active one of all {len(found)} seeds has {most}."
     )
     head = ("ν", "a release, 11/ν", "a client: mean", "median", "largest", "largest, tight ε at δ = 1e-5")
-    return text + "\n\n" + table((*head, "the same for any two data sets"), rows)
+    return wrapped(text) + "\n\n" + table((*head, "the same for any two data sets"), rows)
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import hospital
 import numpy as np
-from _results import COLOURS, MARKERS, new_figure, table, write_figure, write_result
+from _results import COLOURS, MARKERS, new_figure, table, wrapped, write_figure, write_result
 from _simulations import Record, Simulator, columns, command_line, records, where
 
 from coterie.rng import seeded
@@ -26,7 +26,7 @@ from coterie.simulation.server_side import Sampler
 NAME = "personalization"
 HYPOTHESES = hospital.HYPOTHESES
 MULTIPLIERS = (0.0, 3.0, 10.0)
-EPOCHS = (5, 20, 100)  # of fine-tuning, with the task's step size and batches
+EPOCHS = (1, 5, 20, 100)  # of fine-tuning, with the task's step size and batches
 
 
 def tuned_runs(simulator: Simulator, seeds: int) -> list[Record]:
@@ -115,7 +115,7 @@ def blocks(result: dict[str, Any]) -> dict[str, str]:
         for nu in MULTIPLIERS:
             cells = [f"{statistics.median(v):,.0f} ({min(v):,.0f} to {max(v):,.0f})" for v in _values(found, k, nu)]
             rows.append((f"{k}", f"{nu:g}", *cells))
-    head = ("k", "ν", "before", *(f"after {epochs} epochs" for epochs in EPOCHS))
+    head = ("k", "ν", "before", *(f"epochs = {epochs}" for epochs in EPOCHS))
     own = result["alone"]
     rows_of_one = result["rows_of_a_client"]
     text = (
@@ -123,7 +123,7 @@ def blocks(result: dict[str, Any]) -> dict[str, str]:
         f"them are {math.floor(rows_of_one / 2)}. Alone, by the mean of that half, the error is "
         f"{statistics.median(own):,.0f} ({min(own):,.0f} to {max(own):,.0f}) dollars."
     )
-    return {"hospital": table(head, rows), "alone": text}
+    return {"hospital": table(head, rows), "alone": wrapped(text)}
 
 
 def main() -> None:

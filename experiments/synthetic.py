@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _results import COLOURS, new_figure, rounded_up, table, write_figure, write_result
+from _results import COLOURS, new_figure, rounded_up, table, wrapped, write_figure, write_result
 from _simulations import Record, Simulator, columns, command_line, records, where
 from numpy.typing import NDArray
 
@@ -311,7 +311,7 @@ def _leakage(found: Sequence[Record], prices: Sequence[Record]) -> str:
     six = [int(np.argmax(own >= 6)) + 1 for own in most if own.max() >= 6]
     last = sorted(int(own[-1]) for own in most)
     of = {entry["releases"]: entry for entry in prices}
-    return (
+    return wrapped(
         f"One release costs {rounded_up(of[1]['pure'])}, and six cost {rounded_up(of[6]['pure'])}, the paper's largest "
         f"value. In our {len(found)} seeds some user has its sixth release in round {min(six)} to {max(six)} (median "
         f"{statistics.median(six):g}; {len(six)} seeds have one within {LEAKAGE_ROUNDS} rounds). After "
@@ -327,7 +327,7 @@ def _verdict(found: Sequence[Record]) -> str:
         return f"{reached(own)} of {len(own)}"
 
     early, late, fixed = MODES
-    return (
+    return wrapped(
         f"**Both optima within {REACHED:g} at ν = 2:** {count(early, 'on', 2.0)} seeds with the paper's settings and "
         f"re-seeding, {count(early, 'off', 2.0)} with the paper's algorithm as it is; {count(fixed, 'on', 2.0)} and "
         f"{count(fixed, 'off', 2.0)} with the fixed neighbourhood. **At ν = 5**, the paper's value: "
