@@ -102,6 +102,8 @@ def main() -> None:
     chosen = options.only or list(cases)
     if "grid" in chosen and options.data is None:
         parser.error("grid needs --data; or leave it out by --only h f million")
+    if options.pfl_python is not None and not options.pfl_python.is_file():
+        parser.error(f"--pfl-python: no file {options.pfl_python}; benchmarks/pfl-requirements.txt says how to make it")
     file = HERE / "simulation.json"
     found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     for name in chosen:
