@@ -222,7 +222,7 @@ def record_of(point: Point, result: SimulatedResult, rows: Rows) -> Record:
     if not result.history:
         raise CoterieError(f"Expected so many writers that some are held out, found {len(rows.names)}")
     groups = clusters(point.task, result.hypotheses, rows)
-    paid = result.price
+    paid = result.price if result.price is not None and result.price.formal else None  # else no price is a guarantee
     return {
         "accuracy": result.metric,
         "honest_accuracy": result.honest_metric,
@@ -238,7 +238,7 @@ def record_of(point: Point, result: SimulatedResult, rows: Rows) -> Record:
         "releases": int(result.participations.max()),
         "pure": None if paid is None else price(paid.pure),
         "tight": None if paid is None else price(paid.tight),
-        "formal": paid is not None and paid.formal,
+        "formal": paid is not None,
         "history": [[record.round, round(record.loss, 5), round(record.metric, 3)] for record in result.history],
         **{name: point.settings[name] for name in ("loss", "k", "nu", "neighbourhood", "reseed", "seed")},
     }
