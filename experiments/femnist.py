@@ -50,7 +50,6 @@ BASE = SimulatedRun(
     reseed=Reseed.ON,
     fine_tune_epochs=5,
 )
-MULTIPLIERS = (0.0, 1e-3, 0.1, 1.0, 3.0, 10.0)
 
 
 def squared_distance(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -125,11 +124,12 @@ def plan(rounds: int, seeds: int) -> list[Point]:
     cases: list[tuple[str, dict[str, Any]]] = [
         (loss, {"noise_multiplier": nu, **others})
         for others, multipliers in (
-            ({}, (0.0, 3.0, 1.0)),
-            ({"hypotheses": 1}, (1.0,)),
-            ({}, (0.1, 10.0, 1e-3)),
+            ({}, (0.0, 3.0)),
+            ({"hypotheses": 1}, (3.0,)),
+            ({}, (1.0,)),
             (fixed, (1.0,)),
-            (paper, (1.0,)),
+            (paper, (3.0,)),
+            ({}, (0.1, 10.0, 1e-3)),
             (fixed, (3.0,)),
         )
         for nu in multipliers
