@@ -4,6 +4,7 @@ import multiprocessing
 import os
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from coterie.errors import CoterieError
@@ -68,3 +69,11 @@ def test_processes_end_with_the_sweep(brisk: Brisk) -> None:
     assert multiprocessing.active_children()
     finished.close()
     assert not multiprocessing.active_children()
+
+
+def test_a_process_ends_without_its_parent() -> None:
+    rounds = np.zeros(1, np.int64)
+    processes._note(rounds, os.getppid(), 3)
+    assert rounds.tolist() == [3]
+    with pytest.raises(SystemExit):
+        processes._note(rounds, os.getpid(), 4)

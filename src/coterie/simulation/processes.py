@@ -72,15 +72,18 @@ def _simulate(
     """In a process of its own."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends its processes
     found: list[Record] | CoterieError
+    on_round = adding(partial(_note, rounds, os.getppid()))
     try:
-        found = [result.summary() for result in simulate(task, rows, stack, on_round=adding(partial(_note, rounds)))]
+        found = [result.summary() for result in simulate(task, rows, stack, on_round=on_round)]
     except CoterieError as error:
         found = error
     end.send(found)
 
 
-def _note(rounds: NDArray[np.int64], so_far: int) -> None:
+def _note(rounds: NDArray[np.int64], parent: int, so_far: int) -> None:
     rounds[0] = so_far
+    if os.getppid() != parent:
+        raise SystemExit  # a parent that was killed could not end its processes
 
 
 def _records(answer: Connection) -> list[Record]:
