@@ -113,6 +113,8 @@ class AuditSettings:
                 f"Expected --neighbourhood fixed with {option}, found relative: its noise follows the private update, "
                 f"so no radius is clipped to and no ε is guaranteed"
             )
+        if self.init not in {"default", "dlg"}:
+            raise CoterieError(f"Expected --init to be default or dlg, found {self.init!r}")
         if self.trained is not None and self.init != "default":
             raise CoterieError(
                 "Expected either --trained or --init, found both: trained weights need no initialisation"
@@ -233,7 +235,13 @@ def prepare(settings: AuditSettings) -> Material:
     task = load_task(settings.task)
     everything, notes = _read(task, settings.data, "--data")
     own, rest = _choose(everything, settings)
-    model = audited_model(task, own, settings.model)
+    try:
+        model = audited_model(task, own, settings.model)
+    except RuntimeError as error:  # torch's, of several lines
+        shape, line = tuple(own.inputs.shape[1:]), str(error).splitlines()[0]
+        raise CoterieError(
+            f"Expected rows that fit model {settings.model!r}, found inputs of shape {shape}: {line}"
+        ) from error
     pool, public = rest, rest
     if settings.prior == _NO_PRIOR:
         public = Rows(rest.inputs[:0], rest.targets[:0])
