@@ -95,18 +95,19 @@ class AuditSettings:
                 f"Expected --images to be a multiple of --batch {self.batch_size}, found {self.images}: "
                 f"every batch must be full"
             )
-        for nu in self.noise_multipliers:
-            if not 0 <= nu < float("inf"):
-                raise CoterieError(f"Expected --nu to hold finite numbers of at least 0, found {nu:g}")
-        for epsilon in self.local_epsilons:
-            if not 0 < epsilon < float("inf"):
-                raise CoterieError(f"Expected --local-epsilon to hold finite numbers above 0, found {epsilon:g}")
+        positive = [
+            ("--local-epsilon", self.local_epsilons),
+            ("--step-size", (self.step_size,)),
+            ("--clipping-norm", (self.clipping_norm,)),
+        ]
+        for option, numbers in positive:
+            for number in numbers:
+                if number is not None and not 0 < number < float("inf"):
+                    raise CoterieError(f"Expected {option} to be finite and above 0, found {number:g}")
+        if wrong := [nu for nu in self.noise_multipliers if not 0 <= nu < float("inf")]:
+            raise CoterieError(f"Expected --nu to hold finite numbers of at least 0, found {wrong[0]:g}")
         if not self.rounds or min(self.rounds) < 1:
             raise CoterieError(f"Expected --rounds to hold numbers of at least 1, found {list(self.rounds)}")
-        if self.step_size is not None and not 0 < self.step_size < float("inf"):
-            raise CoterieError(f"Expected --step-size to be a finite number above 0, found {self.step_size:g}")
-        if self.clipping_norm is not None and not 0 < self.clipping_norm < float("inf"):
-            raise CoterieError(f"Expected --clipping-norm to be a finite number above 0, found {self.clipping_norm:g}")
         if self.neighbourhood is Neighbourhood.RELATIVE and (self.local_epsilons or self.clipping_norm):
             option = "--local-epsilon" if self.local_epsilons else "--clipping-norm"
             raise CoterieError(

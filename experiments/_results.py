@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
 DOCUMENT = HERE.parent / "docs" / "experiments.md"
+AUDIT_DOCUMENT = HERE.parent / "docs" / "audit.md"
+AUDIT = frozenset({"audit", "figure5"})  # the results that have their place there
 
 # Okabe and Ito's palette, made to be told apart with any kind of colour vision; black last.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")

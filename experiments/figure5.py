@@ -112,6 +112,8 @@ def collect(work: Path) -> None:
 
 def blocks(result: Any) -> dict[str, str]:
     """The measured part of docs/audit.md."""
+    if not result["weights"]:
+        return {"grid": "*Not run yet.*"}
     return {"grid": "\n\n".join([_pictures(result), _table(result), _paragraph(result)])}
 
 
