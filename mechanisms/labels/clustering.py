@@ -106,8 +106,7 @@ class ClusterResponse:
         ends = np.cumsum(np.bincount(members, minlength=cluster_count))
         for cluster, rows in enumerate(np.split(order, ends[:-1])):
             cumulative = np.cumsum(noisy[cluster])
-            # Without its last number, as the largest place may round to the sum itself.
-            drawn[rows] = np.searchsorted(cumulative[:-1], place[rows] * cumulative[-1], side="right")
+            drawn[rows] = np.searchsorted(cumulative, place[rows] * cumulative[-1], side="right")
         return ClusterRelease(np.where(replaced, drawn, values), noisy)
 
     def distributions(self, counts: ArrayLike, *, rng: NoiseSource) -> Array:

@@ -106,6 +106,13 @@ def test_two_gaussians_by_integration(epsilon: float, shift: float, variance: fl
     assert gaussian_pair_delta(epsilon, shift, variance, other) == pytest.approx(expected, abs=2e-9)
 
 
+@pytest.mark.parametrize(("epsilon", "variance", "other"), [(12.0, 1.0, 1.0), (12.0, 1.0, 1.02), (12.0, 1.02, 1.0)])
+def test_two_gaussians_are_mirrored_far_into_the_tails(epsilon: float, variance: float, other: float) -> None:
+    right, left = (float(gaussian_pair_delta(epsilon, shift, variance, other)) for shift in (1.0, -1.0))
+    assert 0 < right < 1e-4
+    assert left == pytest.approx(right, rel=1e-9, abs=0)
+
+
 def test_no_noise_hides_nothing() -> None:
     assert gaussian_pair_delta(1.0, 0.0, [0.0, 1.0], [1.0, 0.0]).tolist() == [1.0, 1.0]
     assert noisy_bag_delta(0, 1.0, 1.0, own=False) == 1.0
@@ -187,10 +194,11 @@ def test_what_the_delta_of_a_bag_depends_on() -> None:
 
 def test_labels_that_are_a_function_of_the_features_are_not_hidden_at_all() -> None:
     features, _ = bag(4)
-    report = AggregateFeaturesAndLabels(14, 1).report(
-        features, features @ [1.0, -2.0, 0.5], np.arange(14)[None], epsilon=5.0, change=0.1
-    )
-    assert report.deltas == pytest.approx(np.ones((1, 14)))
+    for change in (0.1, 1e-18):  # the residual that rounding leaves, 1e-15 or so, is no noise
+        report = AggregateFeaturesAndLabels(14, 1).report(
+            features, features @ [1.0, -2.0, 0.5], np.arange(14)[None], epsilon=5.0, change=change
+        )
+        assert report.deltas == pytest.approx(np.ones((1, 14)))
 
 
 def test_a_report_says_that_it_depends_on_the_data() -> None:

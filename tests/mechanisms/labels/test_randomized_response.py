@@ -192,6 +192,8 @@ class Zeros:
 def test_rounding_never_makes_leaving_less_likely() -> None:
     # P(leave) = e^−200 is far below 2⁻⁵³, and the smallest uniform leaves all the same.
     assert RandomizedResponse(2, 200.0)([0, 1], rng=Zeros()).tolist() == [1, 0]
+    # … but where the subset is a single label there is nothing to leave it for.
+    assert TopKRandomizedResponse(3, 1.0)([2, 0], [0.1, 0.1, 0.8], 1, rng=Zeros()).labels.tolist() == [2, 2]
 
 
 def test_ten_thousand_classes_with_a_prior_each_stay_within_memory() -> None:
