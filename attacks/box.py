@@ -15,6 +15,8 @@ from coterie.attacks.optimisation import bounded_lbfgs
 from coterie.attacks.starts import feature_start, random_start
 from coterie.attacks.threat_model import Knowledge, ThreatModel
 
+_MATCHED = 1e-9  # of ‖o‖²: a residual this small is no local minimum elsewhere
+
 
 @dataclass(frozen=True)
 class BoxConstrained:
@@ -46,7 +48,7 @@ class BoxConstrained:
             return total
 
         rounding = sum(float((t.rounding * t.sizes).sum()) * t.rounds for t in targets)
-        explained = sum(float((t.variance * t.sizes).sum()) * t.rounds for t in targets)
+        explained = sum(float((t.variance * t.sizes + _MATCHED * t.squares).sum()) * t.rounds for t in targets)
         best: Reconstruction | None = None
         evaluations = 0
         for attempt in range(self.restarts):

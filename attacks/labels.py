@@ -61,7 +61,8 @@ def label_counts(
     """How often each class seems to be in the batch, (classes,), real numbers that sum to about B.
 
     count_c = B·(p̄_c − ⟨∂[W, b]_c, [h̄, 1]⟩/‖[h̄, 1]‖²), with features h̄ and softmax p̄ averaged over public rows, or
-    over random inputs where the server has none. Several pieces of evidence are weighted by their precision.
+    over random inputs where the server has none. Several pieces of evidence are weighted by their precision. Clipping
+    shortens the gradient by an unknown factor, which is taken from the length that B different labels would give.
     """
     if threat.public is not None and len(threat.public):
         chosen = rng.permutation(len(threat.public))[:_REFERENCE_ROWS]
@@ -78,10 +79,25 @@ def label_counts(
         signal = target.observed[weight] @ features
         if bias in target.observed:
             length, signal = length + 1, signal + target.observed[bias]
-        precision = float(1 / target.variance[target.slice_of[weight]].clamp(min=1e-300))
-        total += precision * (shares - signal / length)
+        variance = target.variance[target.slice_of[weight]]
+        shown = signal / length  # p̄ − the labels' shares, unless clipping made it shorter
+        if threat.is_clipped:
+            shown = shown * _unclipped(shown, shares, float(variance / length), threat.batch_size)
+        precision = float(1 / variance.clamp(min=1e-300))
+        total += precision * (shares - shown)
         weights += precision
     return threat.batch_size * total / weights
+
+
+def _unclipped(shown: Tensor, shares: Tensor, variance: float, batch_size: int) -> float:
+    """The factor that brings ``shown`` (classes,) to the length of p̄ − ȳ for B different labels, without its noise.
+
+    E‖p̄ − ȳ‖² = 1/B + ‖p̄‖² − 2/K over uniform labels of K classes.
+    """
+    classes = shares.numel()
+    expected = max(1 / batch_size + float(shares.square().sum()) - 2 / classes, 1e-3)
+    square = float(shown.square().sum())
+    return float((expected / max(square - classes * variance, 0.1 * square, 1e-300)) ** 0.5)
 
 
 def most_likely(counts: Tensor, batch_size: int) -> tuple[Tensor, float]:

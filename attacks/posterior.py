@@ -72,7 +72,7 @@ class MaximumPosterior:
         likelihood = partial(negative_log_likelihood, model, targets, labels, threat)
         if self.prior is Prior.VARIATION:
             return self._in_the_box(model, targets, labels, threat, likelihood, rng)
-        return self._whitened(labels, threat, likelihood, rng)
+        return self._whitened(model, targets, labels, threat, likelihood, rng)
 
     def _in_the_box(
         self,
@@ -103,7 +103,13 @@ class MaximumPosterior:
         )
 
     def _whitened(
-        self, labels: Tensor, threat: ThreatModel, likelihood: Objective, rng: np.random.Generator
+        self,
+        model: AuditedModel,
+        targets: tuple[Target, ...],
+        labels: Tensor,
+        threat: ThreatModel,
+        likelihood: Objective,
+        rng: np.random.Generator,
     ) -> Reconstruction:
         priors = self._priors(labels, threat)
         size = int(np.prod(threat.input_shape))
@@ -114,17 +120,20 @@ class MaximumPosterior:
         def objective(z: Tensor) -> Tensor:
             return likelihood(inputs(z).reshape(-1)) + 0.5 * z.square().sum()
 
-        found = [
-            bounded_lbfgs(objective, 0.3 * attempt * rng.standard_normal(len(priors) * size), None, self.iterations)
-            for attempt in ([1] if threat.batch_size > 1 else range(self.restarts))
-        ]
+        shown = feature_start(model, targets, threat, random_start(threat, rng=rng), self.iterations)
+        # Rows of a batch must start apart; one row may start at the prior's mean.
+        starts = [(0.3 if len(priors) > 1 else 0.0) * rng.standard_normal(len(priors) * size)]
+        if shown is not None:
+            starts.append(priors[0].whitened(shown.point).numpy())
+        starts += [0.3 * rng.standard_normal(len(priors) * size) for _ in range(self.restarts - len(starts))]
+        found = [bounded_lbfgs(objective, start, None, self.iterations) for start in starts[: self.restarts]]
         best = min(found, key=lambda minimum: minimum.value)
         return Reconstruction(
             inputs(best.point).view(threat.batch_size, *threat.input_shape),
             labels,
             None,
             best.value,
-            sum(minimum.evaluations for minimum in found),
+            sum(minimum.evaluations for minimum in found) + (shown.evaluations if shown else 0),
         )
 
     def _priors(self, labels: Tensor, threat: ThreatModel) -> list[GaussianPrior]:

@@ -39,6 +39,12 @@ class GaussianPrior:
         along = z @ self.components.T
         return self.mean + self.residual * z + ((self.deviations - self.residual) * along) @ self.components
 
+    def whitened(self, inputs: Tensor) -> Tensor:
+        """z of inputs x (…, d): S⁻¹(x − μ)."""
+        centred = inputs - self.mean
+        along = centred @ self.components.T
+        return centred / self.residual + ((1 / self.deviations - 1 / self.residual) * along) @ self.components
+
     def covariance(self) -> Tensor:
         """Σ, (d, d)."""
         variances = self.deviations.square() - self.residual**2
