@@ -187,11 +187,14 @@ def _verdict(found: Sequence[Record]) -> str:
             f"{max(gain.values()):+.1f} points. Clusters that mix upright and turned writers: "
             f"{'at ν = ' + ', '.join(mixed) if mixed else 'none'}. Late in a run the accuracy moves by up to "
             f"{unrest([record for records in own.values() for record in records]):.1f} points from one validation to "
-            "the next: smaller differences between runs say nothing."
+            "the next, so small differences between single runs say little."
         )
         for label, others_own in others(found, loss).items():
             for nu, records in others_own.items():
-                at = mean(records, "honest_accuracy")
-                beside = f" ({accuracy[nu]:.1f} % in the table's run)" if nu in accuracy else ""
-                sentences.append(f"With {label} at ν = {nu:g}: {at:.1f} %{beside}.")
+                at, tuned = mean(records, "honest_accuracy"), mean(records, "fine_tuned_accuracy")
+                beside = f" in place of {accuracy[nu]:.1f} %" if nu in accuracy else ""
+                beside_tuned = f" in place of {accuracy[nu] + gain[nu]:.1f} %" if nu in accuracy else ""
+                sentences.append(
+                    f"With {label} at ν = {nu:g} it is {at:.1f} %{beside}, and fine-tuned {tuned:.1f} %{beside_tuned}."
+                )
     return " ".join(sentences)
