@@ -209,7 +209,7 @@ def _print(results: Mapping[str, Any]) -> None:
             *(f"{cell['medians'][m]:.3g}" if m in cell["medians"] else "–" for m in measures),
         )
     for key, name in (("class_mean", "class mean"), ("black", "black")):
-        if key in results["controls"]:
+        if measures and key in results["controls"]:
             medians = results["controls"][key]
             blank = [""] * (2 + len(levels))
             shown = [f"{medians[m][1]:.3g}" if m in medians else "–" for m in measures]

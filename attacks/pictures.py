@@ -149,7 +149,9 @@ def _lines(
         own = [(place, found) for place, found in values if found is not None]
         if not own:
             continue
-        x = np.array([place for place, _ in own]) + 0.06 * (everyone.index(attack) - len(everyone) / 2)
+        # Side by side, so that intervals do not hide each other.
+        shift = 0.24 * ((everyone.index(attack) + 0.5) / len(everyone) - 0.5)
+        x = np.array([place for place, _ in own]) + shift
         y = np.array([found for _, (found, _, _) in own])
         errors = np.abs(np.array([[y_ - low, high - y_] for y_, (_, (_, low, high)) in zip(y, own, strict=True)]).T)
         index = everyone.index(attack) % len(_COLOURS)
@@ -170,12 +172,12 @@ def _measures(results: Mapping[str, Any], rounds: int) -> list[Picture]:
     names = [name for name in _MEASURES if any(name in cell["medians"] for cell in cells)]
     if not names:
         return []
-    figure = Figure(figsize=(7, 3.1 * len(names)), layout="constrained")
+    figure = Figure(figsize=(7, 2.9 * len(names) + 0.6), layout="constrained")
     for axes, name in zip(np.atleast_1d(figure.subplots(len(names))), names, strict=True):
         _lines(axes, cells, partial(_median, name=name))
         _band(axes, results["controls"], name)
         axes.set_ylabel(f"{_MEASURES[name]}, median")
-        axes.legend(fontsize=8)
+    _legend(figure, axes)
     said = "; ".join(_said(cell, names[0]) for cell in cells if names[0] in cell["medians"])
     guess = "band is the class-mean image" if "class_mean" in results["controls"] else "line is the mean row"
     return [
@@ -200,6 +202,12 @@ def _drawn(cell: Mapping[str, Any], name: str) -> float:
 
 def _when(rounds: int) -> str:
     return "one round" if rounds == 1 else f"{rounds} rounds"
+
+
+def _legend(figure: "Figure", axes: "Axes") -> None:
+    """One for all panels, below them, where it hides nothing."""
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8)
 
 
 def _band(axes: "Axes", controls: Mapping[str, Any], name: str) -> None:
@@ -234,13 +242,13 @@ def _rates(results: Mapping[str, Any], rounds: int) -> list[Picture]:
     for level, title in _RATE_TITLES.items():
         if not any(level in cell["rates"] for cell in cells):
             continue
-        figure = Figure(figsize=(7, 3.3), layout="constrained")
+        figure = Figure(figsize=(7, 3.8), layout="constrained")
         axes = figure.subplots()
         _lines(axes, cells, partial(_rate, level=level))
         if (chance := results["chances"][level]) > 0:
             axes.axhline(chance, color="gray", linestyle="--", linewidth=1, label=f"chance, {chance:.1%}")
         axes.set(ylabel=f"share {title}", ylim=(-0.04, 1.04))
-        axes.legend(fontsize=8)
+        _legend(figure, axes)
         said = "; ".join(
             f"{cell['attack']} at ν = {cell['noise_multiplier']:g}: {cell['rates'][level]['hits']} of "
             f"{cell['rates'][level]['trials']}"
@@ -272,7 +280,7 @@ def _against_rounds(results: Mapping[str, Any]) -> Picture | None:
     if name is None or not cells:
         return None
     better = min if name == "error" else max
-    figure = Figure(figsize=(7, 3.6), layout="constrained")
+    figure = Figure(figsize=(7, 4.0), layout="constrained")
     axes = figure.subplots()
     said = []
     levels = sorted({cell["noise_multiplier"] for cell in cells})
@@ -290,7 +298,7 @@ def _against_rounds(results: Mapping[str, Any]) -> Picture | None:
     axes.minorticks_off()
     axes.set(xlabel="T, rounds of the same rows at the same weights", ylabel=f"{_MEASURES[name]}, median")
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
+    _legend(figure, axes)
     return Picture(
         "rounds.png",
         _png(figure),
