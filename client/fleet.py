@@ -5,7 +5,6 @@ and not the libraries again. The price is care about what a fork copies; ``run_f
 """
 
 import contextlib
-import ctypes
 import gc
 import os
 import signal
@@ -18,10 +17,10 @@ from types import FrameType
 from typing import TypeVar
 
 from coterie.errors import CoterieError
+from coterie.orphans import signal_when_parent_ends
 
 FAILED = 1
 INTERRUPTED = 130
-PR_SET_PDEATHSIG = 1
 FORWARDED = (signal.SIGINT, signal.SIGTERM)
 
 Job = TypeVar("Job")
@@ -122,7 +121,8 @@ def _fork(job: Job, run_one: Callable[[Job], None], name: str, log: Log) -> int:
 
 def _run_child(parent: int, run: Callable[[], None], name: str, log: Log) -> int:
     try:
-        _end_with(parent)
+        if not signal_when_parent_ends(parent, signal.SIGTERM):
+            raise KeyboardInterrupt
         import torch
 
         torch.seed()
@@ -137,14 +137,6 @@ def _run_child(parent: int, run: Callable[[], None], name: str, log: Log) -> int
     else:
         return 0
     return FAILED
-
-
-def _end_with(parent: int) -> None:
-    """Have the kernel send SIGTERM to this process when its parent dies, where it can (Linux)."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    if os.getppid() != parent:
-        raise KeyboardInterrupt
 
 
 @contextmanager

@@ -28,6 +28,7 @@ from coterie.client.selection import best_hypothesis, hypothesis_losses, outputs
 from coterie.client.training import train
 from coterie.errors import CoterieError
 from coterie.mechanisms.layerwise import LayerwiseLaplace
+from coterie.orphans import signal_when_parent_ends
 from coterie.parameters import Layout
 from coterie.simulation.channels_last import ChannelsLast, has_convolutions
 from coterie.simulation.engines import Floats, Judgement, Vectors
@@ -154,7 +155,7 @@ def workers(
     hypotheses, sent = _shared((k, layout.size)), _shared((sampled, layout.size))
     work = _Work(task, model, layout, rows, training, bfloat16_selection, hypotheses, sent)
     processes = processes or len(os.sched_getaffinity(0))
-    pool = ProcessPoolExecutor(processes, get_context("fork"), initializer=_begin, initargs=(work,))
+    pool = ProcessPoolExecutor(processes, get_context("fork"), initializer=_begin, initargs=(work, os.getpid()))
     try:
         yield WorkersEngine(pool, work)
     finally:
@@ -167,7 +168,9 @@ def _shared(shape: tuple[int, int]) -> Vectors:
     return np.frombuffer(memory, np.float32).reshape(shape)
 
 
-def _begin(work: _Work) -> None:
+def _begin(work: _Work, parent: int) -> None:
+    if not signal_when_parent_ends(parent, signal.SIGKILL):  # nothing here needs an orderly end
+        raise SystemExit
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends its processes
     torch.set_num_threads(1)
     _keep_freed_memory()
