@@ -206,13 +206,13 @@ def _print(results: Mapping[str, Any]) -> None:
             noise_of(cell),
             str(cell["rounds"]),
             *(_share(cell["rates"].get(level)) for level in levels),
-            *(f"{cell['medians'][m]:.3g}" if m in cell["medians"] else "–" for m in measures),
+            *(_median(cell["medians"].get(m), m) for m in measures),
         )
     for key, name in (("class_mean", "class mean"), ("black", "black")):
         if measures and key in results["controls"]:
             medians = results["controls"][key]
             blank = [""] * (2 + len(levels))
-            shown = [f"{medians[m][1]:.3g}" if m in medians else "–" for m in measures]
+            shown = [_median(medians[m][1] if m in medians else None, m) for m in measures]
             table.add_row(name, *blank, *shown, style="dim")
     console.print(table)
     console.print("Shares with 95 % intervals (Wilson); medians over rows.", style="dim")
@@ -224,6 +224,10 @@ def _print(results: Mapping[str, Any]) -> None:
         console.print(f"Not found: {sentence}")
     if not verdict["found"]:
         console.print("No leak was found by these attacks; that says nothing about better ones.")
+
+
+def _median(value: float | None, measure: str) -> str:
+    return "–" if value is None else f"{value:{'.1f' if measure == 'psnr' else '.2f'}}"
 
 
 def _share(rate: Mapping[str, Any] | None) -> str:

@@ -110,7 +110,10 @@ def findings(summaries: Sequence[Summary], chances: Mapping[str, float], *, noun
                 if text := _stop(level, series, chances[level], when, noun, has_control=met.get(attack, True)):
                     stopped.setdefault(text, []).append(attack)
     validity = _of_validity(valid, control, met, reconstructing, noun)
-    stops = tuple(text.format(attacks=listed(attacks)) for text, attacks in stopped.items())
+    stops = tuple(
+        text.format(attacks=listed(attacks), each="it" if len(attacks) == 1 else "each of them")
+        for text, attacks in stopped.items()
+    )
     return Findings(valid, met, validity, tuple(found), stops)
 
 
@@ -170,9 +173,9 @@ def _stop(level: str, own: Sequence[Summary], chance: float, when: str, noun: st
     above = f"{_at(first)}" if len(beyond) == 1 else f"ν ≥ {first.noise_multiplier:g}{_budget(first, '≤')}"
     tested = "" if len(beyond) == 1 else f" at ν = {', '.join(f'{s.noise_multiplier:g}' for s in beyond)}"
     worst = max((s.rates[level] for s in beyond), key=lambda found: found.high)
-    doubt = "" if has_control else "; without noise it fails as well, so this says little"
+    doubt = "" if has_control else "; without noise {each} fails as well, so this says little"
     return (
-        f"{above} stopped {{attacks}} {when}: tested{tested} on {worst.trials} {noun}, it "
+        f"{above} stopped {{attacks}} {when}: tested{tested} on {worst.trials} {noun}, {{each}} "
         f"{_NOT_DONE[level].format(noun=noun)} (at most {worst.hits} of {worst.trials}, 95 % interval up to "
         f"{worst.high:.0%}{'' if chance == 0 else f', chance {chance:.1%}'}){doubt}."
     )
