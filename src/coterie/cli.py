@@ -10,6 +10,7 @@ def application() -> typer.Typer:
     from coterie.attacks.command import attack
     from coterie.commands.account import account, calibrate
     from coterie.commands.data import app as data
+    from coterie.commands.labels import app as labels
     from coterie.commands.ledger import ledger
     from coterie.commands.predict import predict
     from coterie.commands.simulate import simulate
@@ -18,11 +19,13 @@ def application() -> typer.Typer:
         add_completion=False,
         no_args_is_help=True,
         pretty_exceptions_enable=False,
-        help="Personalized federated learning with d-privacy: ledgers, prices, data, predictions, simulation, attacks.",
+        help="Personalized federated learning with d-privacy: ledgers, prices, data, labels, predictions, simulation, "
+        "attacks.",
     )
     for command in (ledger, predict, account, calibrate, simulate, attack):
         commands.command()(command)
     commands.add_typer(data, name="data")
+    commands.add_typer(labels, name="labels")
     return commands
 
 
