@@ -103,7 +103,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> Registered:
     return register
 
 
-SETTINGS = AuditSettings(task="digits", images=4, noise_multipliers=(0.01, 1000.0))
+SETTINGS = AuditSettings(task="digits", images=4, noise_multipliers=(0.01, 1000.0), layers=False)
 
 
 def cell_of(results: dict[str, Any], attack: str, nu: float) -> dict[str, Any]:
@@ -318,3 +318,12 @@ def test_an_attack_that_lacks_something_is_an_error_when_asked_for_and_a_note_wh
     assert any(note.startswith("prior is left out: Expected public data") for note in planned.notes)
     with pytest.raises(CoterieError, match="Expected public data for attack 'prior'"):
         plan(replace(without, attacks=("quotient", "prior")))
+
+
+def test_the_predictor_speaks_of_each_layer_and_of_the_prior_alone(registered: Registered, tmp_path: Path) -> None:
+    registered(Quotient())
+    results = run_audit(replace(SETTINGS, noise_multipliers=(1.0, 1e6), layers=True), tmp_path)
+    psnr = {(row["layer"], row["noise_multiplier"]): row["psnr"] for row in results["layers"]}
+    assert set(psnr) == {(layer, nu) for layer in ("linear", "all", "none") for nu in (1.0, 1e6)}
+    assert psnr["all", 1.0] == psnr["linear", 1.0]  # there is one layer
+    assert psnr["all", 1.0] > psnr["none", 1.0] + 3
