@@ -60,7 +60,7 @@ def sanitize(
     """
     from coterie.labels.alphabet import Alphabet
     from coterie.labels.plan import Plan, groups_of, prior_of
-    from coterie.labels.releases import FOLDER, Source, digest_of, opened
+    from coterie.labels.releases import FOLDER, Source, opened
     from coterie.labels.sanitizing import guarantee
     from coterie.labels.sanitizing import sanitize as randomize
     from coterie.labels.tables import open_table
@@ -86,15 +86,8 @@ def sanitize(
     if label in (plan.group, *plan.features):
         raise CoterieError(f"Expected --group and --features without the private {label!r}, found it among them")
     before = _stamp(file)
-    codes, values = table.coded(label)
-    if not codes.size:
-        raise CoterieError(f"Expected rows in {file}, found none")
-    own = plan.alphabet.encode(codes, values, column=label)
-    if copies := table.copies(label):
-        raise CoterieError(
-            f"Expected the labels in {label!r} only, found the same values in {', '.join(copies)}: remove that first"
-        )
-    source, identity = Source(file, label, digest_of(codes, values)), plan.identity()
+    own, digest = _private_labels(table, plan, label)
+    source, identity = Source(file, label, digest), plan.identity()
     with opened(records or file.parent / FOLDER) as releases:
         earlier = releases.find(source)
         if earlier is not None:
@@ -243,6 +236,29 @@ def _write_beside(out: Path, specification: dict[str, Any], released: Any) -> No
             write_atomically(path, content)
     except OSError as error:
         raise CoterieError(f"Expected to write beside {out}, found: {error}") from error
+
+
+def _private_labels(table: Any, plan: Any, label: str) -> tuple[Any, str]:
+    """The labels as class numbers (n,), and their hash; nothing of either is in an error's text."""
+    from coterie.labels.releases import digest_of
+    from coterie.labels.tables import open_table
+
+    codes, values = table.coded(label)
+    if not codes.size:
+        raise CoterieError(f"Expected rows in {table.path}, found none")
+    own = plan.alphabet.encode(codes, values, column=label)
+    if copies := table.copies(label):
+        raise CoterieError(
+            f"Expected the labels in {label!r} only, found the same values in {', '.join(copies)}: remove that first"
+        )
+    digest = digest_of(codes, values)
+    if plan.public is not None:
+        public = open_table(plan.public)
+        if digest_of(*public.coded(public.expect_column(label, "--label"))) == digest:
+            raise CoterieError(
+                f"Expected public labels in {plan.public}, found the private ones: such a prior voids the guarantee"
+            )
+    return own, digest
 
 
 def _stamp(file: Path) -> tuple[int, int]:

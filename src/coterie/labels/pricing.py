@@ -101,7 +101,8 @@ def price_of_tables(tables: Sequence[Path], *, disjoint: bool) -> LabelPrice:
     They add up, as the same person may be in all of them; with ``disjoint`` rows of different people, the dearest
     counts (parallel composition). Copies of one release count once. Raises ``CoterieError`` for an unreadable one.
     """
-    events, seen = [], set()
+    events: list[LabelRelease] = []
+    seen: set[str | None] = set()
     for part, path in enumerate(tables):
         found = read_specification(path)
         if found.get("identifier") in seen - {None}:
