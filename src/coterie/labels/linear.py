@@ -33,9 +33,9 @@ def fit_logistic(
     """The minimum of (1/n)·Σ_i Σ_z w_iz·(−ln p_z(x_i)) + (λ/2)·(‖coefficients‖² + ‖intercepts‖²), by L-BFGS.
 
     ``weights`` (n, K) as from ``mechanisms.labels.losses``. Where a row sums to s ≥ 0, its loss is
-    s·logsumexp(logits) − w·logits: convex although weights may be negative, but then unbounded below without ``regularisation`` λ, which is
-    why the intercepts have it too. Raises ``CoterieError`` for shapes that do not fit, a row with a negative sum, and
-    λ ≤ 0.
+    s·logsumexp(logits) − w·logits: convex although weights may be negative, but then unbounded below without
+    ``regularisation`` λ, which is why the intercepts have it too. Raises ``CoterieError`` for shapes that do not fit, a
+    row with a negative sum, and λ ≤ 0.
     """
     rows, table = np.asarray(features, np.float64), np.asarray(weights, np.float64)
     if rows.ndim != 2 or table.ndim != 2 or len(rows) != len(table) or not len(rows):

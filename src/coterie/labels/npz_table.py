@@ -93,7 +93,7 @@ class NpzTable(Table):
         try:
             with np.load(self.path, allow_pickle=False) as arrays:
                 return np.asarray(arrays[column])
-        except ValueError as error:
+        except (ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
             raise CoterieError(f"Expected {column!r} in {self.path} to be a plain array, found: {error}") from error
 
 

@@ -160,7 +160,7 @@ def _read_prior(plan: Plan, groups: Groups | None, rows: int) -> Array:
         _content(path)
         try:
             weights = np.load(path, allow_pickle=False)
-        except ValueError as error:
+        except (ValueError, EOFError) as error:
             raise CoterieError(f"Expected an array of probabilities in {path}, found: {error}") from error
         if groups is not None:
             raise CoterieError("Expected --group with a table of priors (.csv, .parquet), found it with an .npy array")

@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -120,7 +121,7 @@ class Releases:
                 record["identifier"],
                 sanitized,
             )
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, EOFError, ValueError, KeyError, TypeError, BadZipFile) as error:
             raise CoterieError(
                 f"Expected a readable record of an earlier release at {path}, found: {error}; restore it: without it "
                 "labels could be released twice"

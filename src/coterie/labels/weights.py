@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -45,7 +46,7 @@ def class_weights(table: Path, *, correction: float | None = None) -> Array:
     try:
         with np.load(arrays_path(table), allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in stored.files}
-    except (OSError, ValueError) as error:
+    except (OSError, EOFError, ValueError, BadZipFile) as error:
         raise CoterieError(f"Expected the arrays of {table} beside it, found: {error}") from error
     labels = arrays["labels"]
     match loss["kind"]:
