@@ -214,6 +214,17 @@ def test_a_prior_from_public_labels(coterie: Any, table: Path) -> None:
     assert {labels[i] for i in range(ROWS) if sites[i] == "s1"} == {"cold"}
 
 
+def test_a_prior_of_each_row(coterie: Any, table: Path) -> None:
+    """One that is sure of a class gives k* = 1 and that class, row by row."""
+    sure = np.arange(ROWS) % 3
+    np.save("p.npy", np.eye(3)[sure] + 1e-6)
+    good(
+        coterie(f"sanitize {table} --label y --out n.csv --epsilon 1 {LABELS} --mechanism rr-with-prior --prior p.npy")
+    )
+    assert numbers(Path("n.csv")) == sure.tolist()
+    assert class_weights(Path("n.csv")) == pytest.approx(np.eye(3)[sure])
+
+
 def test_private_labels_are_no_public_ones(coterie: Any, table: Path) -> None:
     shutil.copy(table, "public.csv")
     line = f"sanitize {table} --label y --out n.csv --epsilon 1 {LABELS} --mechanism rr-with-prior --group site"

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -36,7 +37,7 @@ def replace(source: Path, out: Path, column: str, names: list[str]) -> Path:
     quoting=st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]),
 )
 def test_a_csv_file_changes_in_the_label_column_only(
-    tmp_path: Path, rows: list[tuple[str, str]], delimiter: str, ending: str, quoting: int
+    tmp_path: Path, rows: list[tuple[str, str]], delimiter: str, ending: str, quoting: Literal[0, 1]
 ) -> None:
     """Byte by byte, against Python's own writer, whatever the other fields hold."""
 
@@ -55,7 +56,7 @@ def test_a_csv_file_changes_in_the_label_column_only(
     assert out.read_bytes() == written([str(row % 2) for row in range(len(rows))])
 
 
-def _field(value: str, delimiter: str, quoting: int) -> str:
+def _field(value: str, delimiter: str, quoting: Literal[0, 1]) -> str:
     text = io.StringIO(newline="")
     csv.writer(text, delimiter=delimiter, lineterminator="", quoting=quoting).writerow([value, "x"])
     return text.getvalue().rpartition(delimiter)[0]

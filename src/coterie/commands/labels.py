@@ -88,7 +88,8 @@ def sanitize(
     before = _stamp(file)
     own, digest = _private_labels(table, plan, label)
     source, identity = Source(file, label, digest), plan.identity()
-    with opened(records or file.parent / FOLDER) as releases:
+    folder = records or file.parent / FOLDER
+    with opened(folder) as releases:
         earlier = releases.find(source)
         if earlier is not None:
             _check_earlier(earlier, source, identity)
@@ -128,6 +129,7 @@ def sanitize(
     print(f"{released.labels.size:,} noisy labels in {out}{again}")
     for sentence in promise:
         print(f"  {sentence}")
+    print(f"Keep {folder} with the true labels, and give it to nobody: by it no label is randomized twice.")
 
 
 @app.command()

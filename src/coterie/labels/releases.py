@@ -66,10 +66,14 @@ class Releases:
 
         The same labels win over the same column, as they may be given again for free.
         """
-        found = [self._read(path) for path in sorted(self._folder.glob("*.json"))]
-        same = [item for item in found if item.digest == source.digest]
-        name = self._name(source.file)
-        return next(iter([*same, *(i for i in found if (i.file, i.column) == (name, source.column))]), None)
+        found = [(path, self._read(path)) for path in sorted(self._folder.glob("*.json"))]
+        column = (self._name(source.file), source.column)
+        same = [item for item in found if item[1]["digest"] == source.digest]
+        alike = [item for item in found if (item[1]["file"], item[1]["column"]) == column]
+        for path, record in [*same, *alike]:
+            with _readable(path):
+                return _earlier(path, record)
+        return None
 
     def store(self, source: Source, plan: dict[str, Any], out: Path, sanitized: Sanitized) -> str:
         """Put a release on the disk; its random identifier. It counts as made once this returns."""
@@ -97,39 +101,39 @@ class Releases:
             raise CoterieError(f"Expected to record the release in {self._folder}, found: {error}") from error
         return identifier
 
-    def _read(self, path: Path) -> Earlier:
-        try:
-            record = json.loads(path.read_text(encoding="utf-8"))
-            if record["format"] != _FORMAT:
-                raise ValueError(f"format {record['format']!r}")
-            with np.load(path.with_suffix(".npz"), allow_pickle=False) as stored:
-                arrays = {name: stored[name] for name in stored.files}
-            sanitized = Sanitized(
-                arrays.pop("labels"),
-                LabelRelease(**record["event"]),
-                record["loss"],
-                arrays,
-                tuple(record["notes"]),
-            )
-            return Earlier(
-                record["file"],
-                record["column"],
-                record["digest"],
-                record["plan"],
-                record["out"],
-                record["when"],
-                record["identifier"],
-                sanitized,
-            )
-        except (OSError, EOFError, ValueError, KeyError, TypeError, BadZipFile) as error:
-            raise CoterieError(
-                f"Expected a readable record of an earlier release at {path}, found: {error}; restore it: without it "
-                "labels could be released twice"
-            ) from error
+    @staticmethod
+    def _read(path: Path) -> dict[str, Any]:
+        record: dict[str, Any] = {}
+        with _readable(path):
+            record |= json.loads(path.read_text(encoding="utf-8"))
+            if record["format"] != _FORMAT or not {"digest", "file", "column"} <= record.keys():
+                raise ValueError("another format")
+        return record
 
     def _name(self, file: Path) -> str:
         """Relative to the folder, so that both can be moved together."""
         return os.path.relpath(file.resolve(), self._folder.resolve())
+
+
+def _earlier(path: Path, record: dict[str, Any]) -> Earlier:
+    with np.load(path.with_suffix(".npz"), allow_pickle=False) as stored:
+        arrays = {name: stored[name] for name in stored.files}
+    labels = arrays.pop("labels")
+    sanitized = Sanitized(labels, LabelRelease(**record["event"]), record["loss"], arrays, tuple(record["notes"]))
+    names = ("file", "column", "digest", "plan", "out", "when", "identifier")
+    return Earlier(**{name: record[name] for name in names}, sanitized=sanitized)
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """A record that cannot be read is never taken for none."""
+    try:
+        yield
+    except (OSError, EOFError, ValueError, KeyError, TypeError, BadZipFile) as error:
+        raise CoterieError(
+            f"Expected a readable record of an earlier release at {path}, found: {error}; restore it: without it "
+            "labels could be released twice"
+        ) from error
 
 
 @contextmanager

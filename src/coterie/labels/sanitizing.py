@@ -14,6 +14,7 @@ from coterie.mechanisms.labels.arguments import Array, Integers
 from coterie.mechanisms.labels.clustering import ClusterResponse, expect_clusters
 from coterie.mechanisms.labels.peer_to_peer import PeerToPeer, smallest_flip_probability
 from coterie.mechanisms.labels.randomized_response import (
+    CELLS,
     RandomizedResponse,
     RandomizedResponseWithPrior,
     Responses,
@@ -105,7 +106,11 @@ def _with_prior(plan: Plan, labels: Integers, groups: Groups | None, prior: Arra
         "The prior must come from public knowledge or from other people's labels. One that was made from these very "
         "labels voids the guarantee, and coterie cannot notice."
     )
-    arrays = {"subsets": top_k(table, sizes), "groups": own}
+    subsets = np.empty(table.shape, np.bool_)
+    step = max(1, CELLS // classes)
+    for start in range(0, len(table), step):
+        subsets[start : start + step] = top_k(table[start : start + step], sizes[start : start + step])
+    arrays = {"subsets": subsets, "groups": own}
     return Sanitized(found.labels, event, loss, arrays, (note,))
 
 
