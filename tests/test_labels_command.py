@@ -231,6 +231,20 @@ def test_private_labels_are_no_public_ones(coterie: Any, table: Path) -> None:
     refused(coterie(f"{line} --public public.csv"), "voids the guarantee")
 
 
+def test_peers_in_unequal_clusters_have_the_smallest_ones_delta(coterie: Any) -> None:
+    np.savez("a.npz", y=np.arange(60) % 2, c=np.repeat([0, 1, 1], 20))
+    out = good(coterie("sanitize a.npz --label y --out n.npz --epsilon 1 --classes 2 --mechanism p2p --group c --json"))
+    assert 0.99 / 400 < json.loads(out)["release"]["delta"] <= 1 / 400
+
+
+def test_another_prior_in_the_same_file_is_another_choice(coterie: Any, table: Path) -> None:
+    np.save("p.npy", [0.5, 0.3, 0.2])
+    line = f"sanitize {table} --label y --epsilon 1 {LABELS} --mechanism rr-with-prior --prior p.npy"
+    good(coterie(f"{line} --out n.csv"))
+    np.save("p.npy", [0.2, 0.3, 0.5])
+    refused(coterie(f"{line} --out m.csv"), "other choices of prior")
+
+
 @pytest.mark.parametrize("division", ["--group site", "--features x --clusters 5"])
 def test_cluster_response_and_its_loss(coterie: Any, table: Path, division: str) -> None:
     line = f"sanitize {table} --label y --out n.csv --epsilon 1 {LABELS} --mechanism cluster-rr --floor 0.1"
@@ -349,6 +363,7 @@ def test_planned_releases_are_priced_and_calibrated(coterie: Any) -> None:
     peers = planned("p2p --epsilon 0.5 --cluster-size 100")
     assert peers["settings"]["flip_probability"] == pytest.approx(0.14228, abs=1e-5)
     assert peers["delta"] <= 1e-4
+    assert planned("p2p --epsilon 0.5 --cluster-size 100 --releases 3")["delta"] == 3 * peers["delta"]
     assert planned("rr --epsilon 1 --classes 10")["settings"]["keep_probability"] == pytest.approx(0.2319693)
     assert planned("uniform-rr --epsilon 1 --classes 10")["settings"]["resampling"] == pytest.approx(0.8533674)
     clusters = planned("cluster-rr --epsilon 2 --classes 10 --floor 0.05")
