@@ -80,7 +80,8 @@ task = Task(
     higher_is_better=False,
     read=read,
     initialise=initialise,
-    clipping_norm=1.0,
+    # Chosen by a simulated trial (experiments/synthetic.py): with 1.0 no run of ten found both laws at ν = 2.
+    clipping_norm=0.1,
     training=TrainingSettings(epochs=1, step_size=0.1, batch_size=10),
     report=lambda mean: float(mean**0.5),
     partitions=("index",),
