@@ -78,7 +78,8 @@ class Simulator:
     def prices(self, run: SimulatedRun, releases: int) -> Record:
         """What ``releases`` of one client cost, rounded up; empty for runs without noise.
 
-        ``pure`` and ``tight`` for updates within the radius of each other, ``local_tight`` for any two data sets.
+        ``pure`` and ``tight`` for updates within the radius of each other, ``local_tight`` for
+        any two data sets that choose the same hypotheses.
         """
         mechanism = mechanism_for(run, self.task, layout_of(self.task.build()))
         if mechanism is None:

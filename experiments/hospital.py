@@ -395,7 +395,7 @@ def _leakage(found: Sequence[Record], prices: Sequence[Record]) -> str:
         f"in 150 rounds on average; the most active one of all {len(found)} seeds has {most}."
     )
     head = ("ν", "a release, 11/ν", "a client: mean", "median", "largest", "largest, tight ε at δ = 1e-5")
-    return wrapped(text) + "\n\n" + table((*head, "the same for any two data sets"), rows)
+    return wrapped(text) + "\n\n" + table((*head, "the same for any two that choose the same hypotheses"), rows)
 
 
 def main() -> None:

@@ -110,3 +110,19 @@ def test_interrupted_in_the_middle_it_goes_on_where_it_was(tmp_path: Path) -> No
     done = run(*SMALL, "--sweep", "T=3,4", "--out", tmp_path, "--json")
     assert [one["rounds"] for one in json.loads(done.stdout)] == [3, 4]
     assert point.read_bytes() == kept
+
+
+@pytest.mark.parametrize(
+    ("prices", "shown"),
+    [
+        ([], "none"),
+        ([{"formal": True, "tight": 1.9301}, {"formal": True, "tight": 1.0}], "1.931"),
+        ([{"formal": True, "tight": 0.0}], "0"),
+        ([{"formal": True, "tight": None}], "no bound"),
+        ([{"formal": True, "tight": 1.0}, {"formal": False, "tight": 0.5}], "no guarantee"),
+    ],
+)
+def test_a_shown_price_is_the_largest_and_rounded_up(prices: list[dict[str, object]], shown: str) -> None:
+    from coterie.commands.simulate import _most
+
+    assert _most(prices, "tight") == shown

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from coterie.errors import CoterieError
+from coterie.rounding import rounded_up
 
 _LIMIT_NOTE = (
     "The Gaussian limit is what very many parameters would cost. It is no bound: at few parameters the true ε may be "
@@ -61,9 +62,9 @@ def account(
     table.add_column("data sets compared")
     table.add_column("pure ε", justify="right")
     table.add_column(f"ε at δ = {delta:g}", justify="right")
-    table.add_row("updates within the radius of each other", _number(price.pure), _number(price.tight))
-    table.add_row("any two, from the same hypothesis", _number(price.local_pure), _number(price.local_tight))
-    table.add_row("within the radius, Gaussian limit: no bound", "", _number(limit), style="dim")
+    table.add_row("updates within the radius of each other", rounded_up(price.pure), rounded_up(price.tight))
+    table.add_row("any two, from the same hypothesis", rounded_up(price.local_pure), rounded_up(price.local_tight))
+    table.add_row("within the radius, Gaussian limit: no bound", "", rounded_up(limit), style="dim")
     console = Console()
     console.print(table)
     console.print(
@@ -134,13 +135,15 @@ def _print_calibration(answer: dict[str, Any]) -> None:
     table.add_column("data sets compared")
     table.add_column("as pure ε", justify="right")
     table.add_column(f"as ε at δ = {delta:g}", justify="right")
-    table.add_row("updates within the radius of each other", _number(found["pure"]), _number(found["tight"]))
-    table.add_row("any two, from the same hypothesis", _number(found["local_pure"]), _number(found["local_tight"]))
+    table.add_row("updates within the radius of each other", rounded_up(found["pure"]), rounded_up(found["tight"]))
+    table.add_row(
+        "any two, from the same hypothesis", rounded_up(found["local_pure"]), rounded_up(found["local_tight"])
+    )
     console = Console()
     console.print(table)
     console.print(
-        f"--noise-multiplier {_number(found['tight'])}: noise whose mean norm is so many times the clipping norm C of "
-        "each layer, in every release.",
+        f"--noise-multiplier {rounded_up(found['tight'])}: noise whose mean norm is so many times the clipping norm C "
+        "of each layer, in every release.",
         style="dim",
     )
     if "comparison" in answer:
@@ -152,9 +155,10 @@ def _print_calibration(answer: dict[str, Any]) -> None:
 def _comparison_line(comparison: dict[str, Any], delta: float) -> str:
     words = {"l2_laplace": "L2 Laplace is better here", "gaussian": "Gaussian is better here"}
     return (
-        f"At the same mean noise norm, and δ = {delta:g}: L2 Laplace ε = {_number(comparison['l2_laplace'])}, "
-        f"Gaussian ε = {_number(comparison['gaussian'])}. {words[comparison['better']]}. Gaussian noise would need the "
-        f"noise multiplier {_number(comparison['gaussian_noise_multiplier'])} for the same ε, and has no pure ε at all."
+        f"At the same mean noise norm, and δ = {delta:g}: L2 Laplace ε = {rounded_up(comparison['l2_laplace'])}, "
+        f"Gaussian ε = {rounded_up(comparison['gaussian'])}. {words[comparison['better']]}. Gaussian noise would need "
+        f"the noise multiplier {rounded_up(comparison['gaussian_noise_multiplier'])} for the same ε, and has no pure ε "
+        "at all."
     )
 
 
@@ -177,7 +181,7 @@ def _plot(path: Path, sizes: Sequence[int], noise_multiplier: float, rounds: int
     axes.plot(steps, limits, label="Gaussian limit (no bound)", color="tab:gray", linestyle=":")
     axes.axhline(target, color="black", linewidth=0.8, linestyle="--", label=f"target ε = {target:g}")
     axes.set(xlabel="releases of one client", ylabel="ε, updates within the radius", xscale="log", yscale="log")
-    axes.set_title(f"{_parameters(sizes)}, ν = {_number(noise_multiplier)}")
+    axes.set_title(f"{_parameters(sizes)}, ν = {rounded_up(noise_multiplier)}")
     axes.grid(alpha=0.3, which="both")
     axes.legend()
     figure.savefig(path, dpi=150)
@@ -212,14 +216,6 @@ def _parameters(sizes: Sequence[int]) -> str:
     if len(sizes) == 1:
         return f"{sizes[0]:,} parameters" if sizes[0] > 1 else "1 parameter"
     return f"{sum(sizes):,} parameters in {len(sizes)} layers"
-
-
-def _number(value: float) -> str:
-    """Four digits, rounded up: a shown price or ν must not be below the true one."""
-    if not math.isfinite(value) or value == 0:
-        return "no bound" if value else "0"
-    digits = 3 - math.floor(math.log10(value))
-    return f"{math.ceil(value * 10**digits * (1 - 1e-12)) / 10**digits:.10g}"
 
 
 def _print_json(answer: dict[str, Any]) -> None:

@@ -19,6 +19,7 @@ from rich.text import Text
 from coterie.config import Assignment, Reseed, Selection, Start
 from coterie.errors import CoterieError
 from coterie.mechanisms.events import Neighbourhood
+from coterie.rounding import rounded_up
 from coterie.terminal import say
 
 if TYPE_CHECKING:
@@ -64,14 +65,17 @@ def simulate(
         Assignment, typer.Option(help="client: it says which hypothesis it trained. server: the nearest to its vector.")
     ] = Assignment.CLIENT,
     selection: Annotated[
-        Selection, typer.Option(help="Choice of hypothesis: argmin is not private, the others are, and priced.")
+        Selection,
+        typer.Option(
+            help="Choice of hypothesis: argmin is not private; the others are, and priced where ν is above 0."
+        ),
     ] = Selection.ARGMIN,
     selection_epsilon: Annotated[float | None, typer.Option(help="ε of a private choice, each round.")] = None,
     selection_loss_bound: Annotated[
         float | None, typer.Option(help="Losses are clipped to this (exponential).")
     ] = None,
     fine_tune_epochs: Annotated[
-        int, typer.Option(help="In the end, local passes of each held-out client from its hypothesis; nothing leaves.")
+        int, typer.Option(help="In the end, local passes of each held-out client from its hypothesis, which it keeps.")
     ] = 0,
     fine_tune_step_size: Annotated[float | None, typer.Option(help="Of these passes (default: the task's).")] = None,
     sweep: Annotated[
@@ -239,8 +243,8 @@ def _print_table(records: Sequence[dict[str, Any]], letters: Sequence[str], seed
             *([_median([record["fine_tuned_metric"] for record in own])] if tuned else []),
             _median([record["rounds"] for record in own]),
             str(sum(record["collapsed"] for record in own)),
-            _most([price["pure"] for price in prices]),
-            _most([price["tight"] for price in prices]),
+            _most(prices, "pure"),
+            _most(prices, "tight"),
         )
     console.print(table)
     console.print(
@@ -259,12 +263,10 @@ def _median(values: Sequence[float | None]) -> str:
     return f"{statistics.median(known):.6g}" if known else "-"
 
 
-def _most(values: Sequence[float | None]) -> str:
-    """Four digits of the largest, rounded up: a shown price must not be below the true one."""
-    if not values:
+def _most(prices: Sequence[dict[str, Any]], name: str) -> str:
+    """The largest of some prices. The paper's heuristic has numbers too, which guarantee nothing and are not shown."""
+    if not prices:
         return "none"
-    largest = max(math.inf if value is None else value for value in values)
-    if not math.isfinite(largest):
-        return "no bound"
-    digits = 3 - math.floor(math.log10(largest))
-    return f"{math.ceil(largest * 10**digits * (1 - 1e-12)) / 10**digits:.10g}"
+    if not all(price["formal"] for price in prices):
+        return "no guarantee"
+    return rounded_up(max(math.inf if price[name] is None else price[name] for price in prices))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from coterie.errors import CoterieError
-from coterie.labels.sanitizing import flip_probability, rounded_up
+from coterie.labels.sanitizing import flip_probability
 from coterie.labels.weights import read_specification
 from coterie.mechanisms.events import LabelRelease
 from coterie.mechanisms.labels.accounting import LabelPrice, label_price
@@ -19,6 +19,7 @@ from coterie.mechanisms.labels.randomized_response import (
     RandomizedResponseWithPrior,
     TopKRandomizedResponse,
 )
+from coterie.rounding import rounded_up
 
 MECHANISMS = ("rr", "rr-top-k", "rr-with-prior", "uniform-rr", "cluster-rr", "p2p", "noisy-wtd-llp", "wtd-lba")
 
@@ -130,9 +131,9 @@ def words(price: LabelPrice) -> str:
     """A price in a sentence."""
     if not math.isfinite(price.epsilon):
         return "No guarantee: " + "; ".join(price.notes) + "."
-    delta = f", δ = {rounded_up(price.delta)}" if price.delta else ""
+    delta = f", δ = {rounded_up(price.delta, 6)}" if price.delta else ""
     times = "1 release costs" if price.releases == 1 else f"{price.releases:,} releases together cost"
-    return f"{times} ε = {rounded_up(price.epsilon)}{delta} in label differential privacy (one row's label changes)."
+    return f"{times} ε = {rounded_up(price.epsilon, 6)}{delta} in label differential privacy (one row's label changes)."
 
 
 def as_json(price: LabelPrice, settings: dict[str, float]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from coterie.mechanisms.labels.randomized_response import (
     top_k,
 )
 from coterie.mechanisms.randomness import NoiseSource
+from coterie.rounding import rounded_up
 
 LARGEST_PEER_CLUSTER = 1000
 """Exact accounting for peers takes time that grows as the cube of the cluster: half a second for this many."""
@@ -152,7 +153,7 @@ def _peers(plan: Plan, labels: Integers, groups: Groups, rng: NoiseSource) -> Sa
         f"Each label is flipped with probability {flip:.6g} and given to a random row of its cluster; who asked whom "
         "is not kept. Clusters must be formed without the labels.",
         "Somebody who learns who asked whom, or who shares a cluster and tells all it knows, is held off by the flip "
-        f"only: ε = {rounded_up(peers.local_loss)} there.",
+        f"only: ε = {rounded_up(peers.local_loss, 6)} there.",
     )
     released = peers(labels, members, cluster_count=groups.count, rng=rng)
     return Sanitized(released, event, loss, {"clusters": members}, notes)
@@ -185,12 +186,12 @@ def guarantee(plan: Plan, sanitized: Sanitized, *, column: str) -> tuple[str, ..
     """What the release promises and what it does not, in sentences for whoever gets the table."""
     event = sanitized.event
     pure = "" if event.delta else f": no answer gets more than e^ε = {_factor(event.epsilon)} times likelier"
-    delta = f", δ = {rounded_up(event.delta)}" if event.delta else ""
+    delta = f", δ = {rounded_up(event.delta, 6)}" if event.delta else ""
     clusters = "" if plan.group is None and not plan.features else ", which group or cluster a row is in"
     return (
-        f"Protected: the label of any one row, with label differential privacy ε = {rounded_up(event.epsilon)}{delta}. "
-        f"Two tables with equal features that differ in one row's {column!r} give the noisy labels and the loss "
-        f"specification with nearly equal probabilities{pure}.",
+        f"Protected: the label of any one row, with label differential privacy ε = {rounded_up(event.epsilon, 6)}"
+        f"{delta}. Two tables with equal features that differ in one row's {column!r} give the noisy labels and the "
+        f"loss specification with nearly equal probabilities{pure}.",
         "Not protected: all other columns, the number and the order of the rows, the list of possible labels"
         f"{clusters}, and what the features alone tell about the label.",
         "For a person with m rows ε is m times as large, and for labels that depend on each other likewise.",
@@ -200,19 +201,8 @@ def guarantee(plan: Plan, sanitized: Sanitized, *, column: str) -> tuple[str, ..
     )
 
 
-def rounded_up(value: float) -> str:
-    """Six digits, never below the value: a shown price must not be smaller than the true one.
-
-    What is within 1e-12 of six digits, relative, is rounding of the computation.
-    """
-    if not 0 < value < math.inf:
-        return f"{value:g}"
-    scale = 10.0 ** (5 - math.floor(math.log10(value)))
-    return f"{math.ceil(value * scale * (1 - 1e-12)) / scale:.6g}"
-
-
 def _factor(epsilon: float) -> str:
-    return rounded_up(math.exp(epsilon)) if epsilon < 600 else "more than 1e260"
+    return rounded_up(math.exp(epsilon), 6) if epsilon < 600 else "more than 1e260"
 
 
 def _needed(groups: Groups | None) -> Groups:
