@@ -29,12 +29,17 @@ def test_every_client_pays_what_a_ledger_of_its_releases_says(choice: SelectionR
         expected = price(times * once, delta=DELTA)
         assert found.pure[place] == pytest.approx(expected.pure, rel=1e-12)
         assert found.tight[place] == pytest.approx(expected.tight, rel=1e-9)
+        assert found.local_pure[place] == pytest.approx(expected.local_pure, rel=1e-12)
+        assert found.local_tight[place] == pytest.approx(expected.local_tight, rel=1e-9)
         one = price_of(MECHANISM, times, choice)
         assert one is not None
         assert (one.releases, one.pure, one.tight) == (times, found.pure[place], found.tight[place])
+        assert (one.local_pure, one.local_tight) == (found.local_pure[place], found.local_tight[place])
     # By hand: n/ν and ε_s for each time.
     each = 11 / 5 + (0 if choice is None else 0.7)
     assert found.pure == pytest.approx(each * participations)
+    # Twice the distance, but the choice protects any two to begin with.
+    assert found.local_pure == pytest.approx((each + 11 / 5) * participations)
 
 
 def test_a_million_clients_are_priced_by_their_distinct_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,9 +62,15 @@ def test_a_million_clients_are_priced_by_their_distinct_counts(monkeypatch: pyte
 
 
 def test_what_a_price_covers_is_said_and_no_more() -> None:
-    (plain,), (private,) = (
+    (same, plain), (any_two, private) = (
         prices.notes for prices in (price_of(MECHANISM, 2), price_of(MECHANISM, 2, CHOICE)) if prices
     )
+    for note in (same, any_two):
+        assert "within the clipping norm C of each other in every layer, in each release" in note
+    assert "that choose the same hypothesis in each release" in same
+    assert "any two that choose the same hypothesis" in same
+    assert "choose the same hypothesis" not in any_two
+    assert "any two data sets of one client" in any_two
     assert "which hypothesis was chosen and the losses of held-out clients are not covered" in plain
     assert "and of its private choices" in private
     assert "the losses of held-out clients are not covered" in private
@@ -71,6 +82,10 @@ def test_what_a_price_covers_is_said_and_no_more() -> None:
     assert found is not None
     assert not found.formal
     assert any("no d-privacy" in note for note in found.notes)
+    assert any("the paper's heuristic gives, and no guarantee for any two data sets" in note for note in found.notes)
+    assert not any("within the clipping norm" in note for note in found.notes)
+    assert np.isinf(found.local_pure).all()
+    assert np.isinf(found.local_tight).all()
 
 
 def test_without_noise_there_is_no_price() -> None:

@@ -1,5 +1,6 @@
 """Whole simulated runs against the deployed client's and server's functions, fed the same draws."""
 
+from collections import Counter
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -265,6 +266,34 @@ def test_patience_ends_each_run_by_itself_and_keeps_its_best(brisk: tuple[Task, 
         assert found.metric == pytest.approx(found.history[best].metric, rel=1e-6)
     assert len({wild.rounds, calm.rounds}) == 2  # one went on alone
     assert wild.participations.sum() == wild.rounds * SAMPLED
+
+
+def test_a_run_that_stops_early_pays_for_the_planned_rounds(
+    brisk: tuple[Task, list[ClientData]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task, clients = brisk
+    names = [client.name for client in clients]
+    stopping = hospital_run(seed=1, rounds=40, patience=2, clipping_norm=50.0, noise_multiplier=9.0)
+    (found,) = simulate(task, clients, [stopping])
+    assert found.rounds < 40
+    assert found.participations.sum() == found.rounds * SAMPLED
+    roster = Roster.split(names, stopping.validation_fraction, 1)
+    trainers = [name for name in names if not roster.validates(name)]
+    planned = Counter(name for number in range(1, 41) for name in roster.sample(trainers, SAMPLED, number))
+    assert found.price is not None
+    assert found.participations.max() < found.price.releases == max(planned.values()) < 40
+    assert any("stopped early" in note for note in found.price.notes)
+    by_client = Sampler(names, stopping).planned_participations()
+    assert by_client.tolist() == [planned[name] for name in names]
+    # It is the price of the same run that goes on to its end, whatever the data said.
+    (whole,) = simulate(task, clients, [replace(stopping, patience=0)])
+    assert whole.price is not None
+    assert replace(found.price, notes=()) == replace(whole.price, notes=())
+    assert not any("stopped early" in note for note in whole.price.notes)
+    # Very long plans are counted in part, and never too low.
+    monkeypatch.setattr("coterie.simulation.server_side._MOST_COUNTED", 25)
+    part = Counter(name for number in range(1, 26) for name in roster.sample(trainers, SAMPLED, number))
+    assert Sampler(names, stopping).most_planned == max(part.values()) + 15 >= max(planned.values())
 
 
 def test_the_price_is_of_the_most_active_client(brisk: tuple[Task, list[ClientData]]) -> None:

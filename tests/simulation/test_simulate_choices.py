@@ -29,13 +29,14 @@ def test_a_private_choice_is_in_the_printed_price_and_its_note(
     (one,) = json.loads(capsys.readouterr().out)
     # Two parameters at ν = 5, and ε_s = 0.5, for each release.
     assert one["price"]["pure"] == pytest.approx((0.4 + 0.5) * one["price"]["releases"])
-    (note,) = one["price"]["notes"]
+    note = " ".join(one["price"]["notes"])
+    assert one["price"]["local_pure"] == pytest.approx((0.8 + 0.5) * one["price"]["releases"])
     assert "and of its private choices of a hypothesis" in note
     assert "which hypothesis was chosen" not in note
     assert simulated(monkeypatch, "--noise-multiplier", 5, "--assignment", "server", "--json") == 0
     (plain,) = json.loads(capsys.readouterr().out)
     assert plain["price"]["pure"] == pytest.approx(0.4 * plain["price"]["releases"])
-    assert "which hypothesis was chosen" in plain["price"]["notes"][0]
+    assert "which hypothesis was chosen" in plain["price"]["notes"][1]
     assert plain["metric"] != one["metric"]
 
 

@@ -149,7 +149,9 @@ def test_results_are_a_typed_table_with_its_settings_and_a_picture(brisk: Brisk,
     assert set(table.schema.names) <= set(COLUMN_TYPES)
     assert all(table.schema.field(name).type == COLUMN_TYPES[name] for name in table.schema.names)
     for row, record in zip(table.to_pylist(), records, strict=True):
-        price = record["price"] or dict.fromkeys(("releases", "pure", "tight", "delta", "formal", "notes"))
+        price = record["price"] or dict.fromkeys(
+            ("releases", "pure", "tight", "local_pure", "local_tight", "delta", "formal", "notes")
+        )
         assert row == {name: value for name, value in record.items() if name != "price"} | {
             f"price_{name}": value for name, value in price.items()
         }

@@ -7,6 +7,7 @@ costs. **Noise here is seeded: a simulation protects nobody's data.**
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -19,7 +20,7 @@ from coterie.rng import seeded
 from coterie.server.hypotheses import BestSoFar, initial_hypotheses
 from coterie.server.reseeding import Choices, ReseedSettings, collapsed, draws_of_round, reseed
 from coterie.simulation.engines import BatchedEngine, Engine, Floats, Vectors, best_hypotheses
-from coterie.simulation.privacy import choice_for, mechanism_for, price_of
+from coterie.simulation.privacy import PLANNED_NOTE, SimulatedPrice, choice_for, mechanism_for, price_of
 from coterie.simulation.private_choice import PrivateChoice
 from coterie.simulation.programs import programs_of
 from coterie.simulation.results import SimulatedResult, ValidationRecord
@@ -295,15 +296,20 @@ def _result(task: Task, rows: Rows, engine: Engine, state: _RunState) -> Simulat
         rounds=state.rounds,
         best_round=state.best.round or state.rounds,
         reseeded=state.reseeded,
-        price=price_of(
-            state.mechanism,
-            int(state.participations.max()),
-            None if state.choice is None else state.choice.event(run.hypotheses),
-        ),
+        price=_price(state),
         history=tuple(state.history),
         hypotheses=state.kept,
         participations=state.participations,
     )
+
+
+def _price(state: _RunState) -> SimulatedPrice | None:
+    """Of the planned releases: see ``SimulatedPrice``."""
+    choice = None if state.choice is None else state.choice.event(state.run.hypotheses)
+    if state.rounds == state.run.rounds or state.mechanism is None:
+        return price_of(state.mechanism, int(state.participations.max()), choice)
+    price = price_of(state.mechanism, state.sampler.most_planned, choice)
+    return None if price is None else replace(price, notes=(*price.notes, PLANNED_NOTE))
 
 
 def _takers(rows: Rows, engine: Engine, kept: Vectors) -> Counts:

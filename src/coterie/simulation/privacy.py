@@ -34,16 +34,46 @@ COVERED_NOTE = (
 )
 
 
+_NEAR = "their updates are within the clipping norm C of each other in every layer, in each release"
+SAME_HYPOTHESIS_NOTE = (
+    "pure and tight compare two data sets of one client that choose the same hypothesis in each release, where "
+    f"{_NEAR}; local_pure and local_tight compare any two that choose the same hypothesis, at a distance of 2C"
+)
+ANY_HYPOTHESIS_NOTE = (
+    "pure and tight compare two data sets of one client where, from the hypothesis that the private choice took, "
+    f"{_NEAR}; local_pure and local_tight compare any two data sets of one client, at a distance of 2C"
+)
+HEURISTIC_NOTE = (
+    "pure and tight are here the number that the paper's heuristic gives, and no guarantee for any two data sets; "
+    "local_pure and local_tight have no bound"
+)
+PLANNED_NOTE = (
+    "the run stopped early, on what held-out clients said: the price is of the most releases that one client would "
+    "have made in all planned rounds, as the (epsilon, delta) price holds for a number fixed beforehand"
+)
+
+
 @dataclass(frozen=True)
 class SimulatedPrice:
-    """What the releases of the most active client would cost: ``mechanisms.accounting.Price`` within the radius.
+    """What the releases of the most active client would cost: the prices of ``mechanisms.accounting.Price``.
 
-    ``releases`` counts its updates; a private choice of the hypothesis before each is in the price.
+    ``releases`` counts the updates of the client that the seed samples most often in the run's planned rounds, T,
+    which may be another client than the most active one of a run that stopped early: when a run stops depends on
+    data, and ``tight`` holds for a number of releases that was fixed beforehand (docs/privacy.md). Beyond 20,000
+    rounds, of a run that stopped early, each further planned round counts as one of its. A private choice of the
+    hypothesis before each update is in the price.
+
+    ``pure`` and ``tight`` compare data sets whose updates stay within the clipping norm C of each other, in every
+    layer of every release, ``local_pure`` and ``local_tight`` any two (distance 2C): from the same hypothesis, which
+    a private choice sees to and a plain one does not. Unless ``formal``, none of them is a guarantee. Infinite means:
+    no bound. ``notes`` say all of this that applies.
     """
 
     releases: int
     pure: float
     tight: float
+    local_pure: float
+    local_tight: float
     delta: float
     formal: bool
     notes: tuple[str, ...]
@@ -80,7 +110,7 @@ def choice_for(run: SimulatedRun) -> Mechanism | None:
 def price_of(
     mechanism: LayerwiseLaplace | None, releases: int, choice: SelectionRelease | None = None
 ) -> SimulatedPrice | None:
-    """The price of ``releases`` of one client at δ = 1e-5; None where there is no noise, which no price describes.
+    """The prices of ``releases`` of one client at δ = 1e-5; None where there is no noise, which no price describes.
 
     ``choice`` is the record of the private choice of a hypothesis that comes before each update, None for the plain
     one, which no price covers.
@@ -90,12 +120,14 @@ def price_of(
 
 @dataclass(frozen=True)
 class ParticipantPrices:
-    """What each of N clients' releases cost, by how often it took part: ``pure`` and ``tight`` are (N,), and 0 for
-    a client that never did. ``formal`` and ``notes`` are those of the most active client's ``SimulatedPrice``.
+    """What each of N clients' releases cost, by how often it took part: the prices of ``SimulatedPrice``, (N,) each,
+    and 0 for a client that never did. ``formal`` and ``notes`` are those of the most active client.
     """
 
     pure: NDArray[np.float64]
     tight: NDArray[np.float64]
+    local_pure: NDArray[np.float64]
+    local_tight: NDArray[np.float64]
     delta: float
     formal: bool
     notes: tuple[str, ...]
@@ -109,7 +141,8 @@ def prices_of_all(
     Clients with the same count pay the same, so that each distinct count is priced once: a million clients take
     little longer than the few counts among them. None where there is no noise. Of a run's result:
     ``prices_of_all(mechanism_for(run, task, layout), result.participations)``, with ``choice_for(run).event(k)``
-    where the run's choices are private.
+    where the run's choices are private. Of a run that stopped early the two tight prices are then no guarantee, as
+    they hold for numbers fixed beforehand: ``server_side.Sampler.planned_participations`` has those.
     """
     if mechanism is None:
         return None
@@ -119,6 +152,8 @@ def prices_of_all(
     return ParticipantPrices(
         pure=np.array([price.pure for price in prices])[kinds],
         tight=np.array([price.tight for price in prices])[kinds],
+        local_pure=np.array([price.local_pure for price in prices])[kinds],
+        local_tight=np.array([price.local_tight for price in prices])[kinds],
         delta=DELTA,
         formal=prices[-1].formal,
         notes=prices[-1].notes,
@@ -136,5 +171,15 @@ def _price(events: tuple[ReleaseEvent, ...], releases: int) -> SimulatedPrice:
     accountant = Accountant()
     accountant.add(events, times=releases)
     price = accountant.price(delta=DELTA)
-    covers = UNCOVERED_NOTE if len(events) == 1 else COVERED_NOTE
-    return SimulatedPrice(releases, price.pure, price.tight, DELTA, price.formal, (*price.notes, covers))
+    private = len(events) > 1
+    compared = HEURISTIC_NOTE if not price.formal else ANY_HYPOTHESIS_NOTE if private else SAME_HYPOTHESIS_NOTE
+    return SimulatedPrice(
+        releases=releases,
+        pure=price.pure,
+        tight=price.tight,
+        local_pure=price.local_pure,
+        local_tight=price.local_tight,
+        delta=DELTA,
+        formal=price.formal,
+        notes=(*price.notes, compared, COVERED_NOTE if private else UNCOVERED_NOTE),
+    )

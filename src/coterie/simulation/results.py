@@ -34,7 +34,7 @@ class SimulatedResult:
     nothing was fine-tuned. ``clients_per_hypothesis``
     counts, over all clients, trained and held out, who takes which of the ``hypotheses``; ``collapsed`` says that all
     but one of several are taken by fewer than 1 % of them. ``reseeded`` counts the hypotheses that were re-seeded.
-    ``participations`` (N,) counts each client's releases.
+    ``participations`` (N,) counts each client's releases; ``price`` is of the planned ones, where a run stopped early.
     """
 
     run: SimulatedRun

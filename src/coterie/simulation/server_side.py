@@ -1,6 +1,7 @@
 """The server's part of a round, for S runs at once, on ``server``'s own functions or twins of them."""
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from coterie.simulation.engines import Floats, Judgement, Vectors, best_hypothes
 from coterie.simulation.rows import Counts
 from coterie.simulation.settings import SimulatedRun
 
+_MOST_COUNTED = 20_000  # planned rounds whose samples are drawn to count them: half a second
 _NUMBERS_AT_ONCE = 1 << 17  # of all clients in an average: 1 MB in float64 stays in the cache
 
 
@@ -44,6 +46,28 @@ class Sampler:
             places = sampled(len(self._trainers), self._run.clients_per_round, self._run.seed, round_number)
             self._last = round_number, self._trainers[places]
         return self._last[1]
+
+    @cached_property
+    def most_planned(self) -> int:
+        """How often one client trains, at most, in all T rounds of the plan, wherever the run stops.
+
+        Fixed by names and settings alone: no data has a part in it. Of more than 20,000 rounds the first so many are
+        counted, and each later one once for the most active client: never too few.
+        """
+        counted = min(self._run.rounds, _MOST_COUNTED)
+        return int(self._planned(counted).max()) + self._run.rounds - counted
+
+    def planned_participations(self) -> Counts:
+        """How often each client (N,) trains in all T rounds of the plan; draws every round's sample, 25 µs each."""
+        return self._planned(self._run.rounds)
+
+    def _planned(self, rounds: int) -> Counts:
+        times = np.zeros(len(self._trainers), np.int64)
+        for number in range(1, rounds + 1):
+            times[sampled(len(times), self._run.clients_per_round, self._run.seed, number)] += 1
+        found: Counts = np.zeros(self.clients, np.int64)
+        found[self._trainers] = times
+        return found
 
 
 def nearest_all(hypotheses: Vectors, vectors: Vectors) -> Counts:

@@ -30,10 +30,13 @@ COLUMN_TYPES: Mapping[str, pa.DataType] = {
     "price_releases": pa.int64(),
     "price_pure": pa.float64(),
     "price_tight": pa.float64(),
+    "price_local_pure": pa.float64(),
+    "price_local_tight": pa.float64(),
     "price_delta": pa.float64(),
     "price_formal": pa.bool_(),
     "price_notes": pa.list_(pa.string()),
 }
+_BOUNDS = ("pure", "tight", "local_pure", "local_tight")
 _PRICES = [name for name in COLUMN_TYPES if name.startswith("price_")]
 
 
@@ -56,5 +59,5 @@ def _row(record: Mapping[str, Any]) -> dict[str, Any]:
     if (price := record["price"]) is None:
         return row | dict.fromkeys(_PRICES)
     # A record holds null for what JSON cannot say.
-    bounds = {name: math.inf if price[name] is None else price[name] for name in ("pure", "tight")}
+    bounds = {name: math.inf if price[name] is None else price[name] for name in _BOUNDS}
     return row | {f"price_{name}": value for name, value in {**price, **bounds}.items()}
