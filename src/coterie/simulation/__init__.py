@@ -22,7 +22,7 @@ from coterie.server.reseeding import Choices, ReseedSettings, collapsed, draws_o
 from coterie.simulation.engines import BatchedEngine, Engine, Floats, Vectors, best_hypotheses
 from coterie.simulation.privacy import PLANNED_NOTE, SimulatedPrice, choice_for, mechanism_for, price_of
 from coterie.simulation.private_choice import PrivateChoice
-from coterie.simulation.programs import programs_of
+from coterie.simulation.programs import programs_of, torch_seeded
 from coterie.simulation.results import SimulatedResult, ValidationRecord
 from coterie.simulation.rows import Counts, Rows
 from coterie.simulation.sanitizing import BatchSanitizer, draw, finite_updates, sent_vectors
@@ -56,55 +56,67 @@ def simulate(
 ) -> list[SimulatedResult]:
     """The results of ``runs``, in their order; they may differ in seed, noise multiplier and clipping norm only.
 
-    Each run is the same alone as beside others, up to the last bits of sums. ``on_round`` is told, after
-    a round, how many runs had it: a model that is not batched has its runs one after another. Torch works in one
-    thread meanwhile, on the device of the rows (``Rows.on``); noise, averages and everything else of the server stay on
-    the CPU. Raises ``CoterieError`` for settings that the data or the model do not allow.
+    Each run is the same alone as beside others, up to the last bits of sums, except on an accelerator for a model
+    whose training draws random numbers (dropout): there the draws are of all clients at once, from a seed made of
+    those of all ``runs``, so that the same ``runs`` in the same order give the same results, and a run alone gives
+    others. ``on_round`` is told, after a round, how many runs had it: a model that is not batched has its runs one
+    after another. Torch works in one thread meanwhile, on the device of the rows (``Rows.on``), and its global
+    generators are left as they were; noise, averages and everything else of the server stay on the CPU. Raises
+    ``CoterieError`` for settings that the data or the model do not allow.
     """
     check_stack(runs)
     rows = clients if isinstance(clients, Rows) else Rows.of(clients)
+    together = int(seeded(0, "simulation", "torch", *(run.seed for run in runs)).integers(2**63 - 1))
+    with one_thread(), torch_seeded(together, rows.inputs.device):
+        return _simulate(task, rows, runs, on_round)
+
+
+def _simulate(
+    task: Task, rows: Rows, runs: Sequence[SimulatedRun], on_round: Callable[[int], None]
+) -> list[SimulatedResult]:
     model = task.build()
     layout = layout_of(model)
     samplers = {seed: Sampler(rows.names, run) for seed, run in {run.seed: run for run in runs}.items()}
     states = [_RunState(run, task, layout, samplers[run.seed]) for run in runs]
-    training = runs[0].training(task)
-    with one_thread():
-        if is_batched(task, layout, rows):
-            if runs[0].bfloat16_selection:
-                raise CoterieError(
-                    "Expected --bfloat16-selection for a model that is simulated client by client, found task "
-                    f"{task.name!r}, whose clients are simulated together: leave it out"
-                )
-            engine = BatchedEngine(task, rows, training)
-            _Simulation(task, engine, on_round).play(states)
-            return [_result(task, rows, engine, state) for state in states]
-        like = runs[0]
-        with workers(
-            task,
-            model,
-            layout,
-            rows,
-            training,
-            k=like.hypotheses,
-            sampled=like.clients_per_round,
-            bfloat16_selection=like.bfloat16_selection,
-        ) as one_by_one:
-            for state in states:
-                _Simulation(task, one_by_one, on_round).play([state])
-            return [_result(task, rows, one_by_one, state) for state in states]
+    like = runs[0]
+    training = like.training(task)
+    if is_batched(task, layout, rows):
+        if like.bfloat16_selection:
+            raise CoterieError(
+                "Expected --bfloat16-selection for a model that is simulated client by client, found task "
+                f"{task.name!r}, whose clients are simulated together: leave it out"
+            )
+        engine = BatchedEngine(task, rows, training)
+        _Simulation(task, engine, on_round).play(states)
+        return [_result(task, rows, engine, state) for state in states]
+    with workers(
+        task,
+        model,
+        layout,
+        rows,
+        training,
+        k=like.hypotheses,
+        sampled=like.clients_per_round,
+        bfloat16_selection=like.bfloat16_selection,
+    ) as one_by_one:
+        for state in states:
+            _Simulation(task, one_by_one, on_round).play([state])
+        return [_result(task, rows, one_by_one, state) for state in states]
 
 
 def is_batched(task: Task, layout: Layout, rows: Rows) -> bool:
     """Whether all clients go in one tensor, or client by client in worker processes.
 
     Batched are models of up to ``MOST_BATCHED`` parameters that ``torch.func`` can batch, which is to say that
-    ``forward`` does not branch on the values of its inputs. On an accelerator the size does not matter, and a model
-    that cannot be batched raises ``CoterieError``.
+    ``forward`` does not branch on the values of its inputs, unless training draws random numbers, as dropout does: a
+    client's draws have a seed of their own only where it is alone. On an accelerator neither size nor dropout matters,
+    and a model that cannot be batched raises ``CoterieError``.
     """
     device = rows.inputs.device
-    can_batch = programs_of(task, device).can_batch(*rows.at(rows.starts[:2, None]))
+    programs = programs_of(task, device)
+    can_batch = programs.can_batch(*rows.at(rows.starts[:2, None]))
     if device.type == "cpu":
-        return can_batch and layout.size <= MOST_BATCHED
+        return can_batch and not programs.draws and layout.size <= MOST_BATCHED
     if not can_batch:
         raise CoterieError(
             f"Expected a model that torch.func can batch on {device}, found {task.name!r}'s: use the CPU"

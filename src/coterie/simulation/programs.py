@@ -5,7 +5,8 @@ through ``make_fx``, which records the plain tensor operations that ``vmap`` and
 recording is what is called from then on: the same operations, without the layers that found them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -45,6 +46,7 @@ class Programs:
         self._loss = loss
         self._score = score
         self._recorded: dict[Any, Callable[..., Any]] = {}
+        self._draws = False
 
     def losses(self, hypotheses: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
         """Losses (S, k, rows) of S stacks of k hypotheses (S, k, n), each stack on its own rows (S, rows, …)."""
@@ -59,7 +61,8 @@ class Programs:
     def gradients(self, vectors: Tensor, inputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
         """∇ of Σ_b weights·loss for C clients: vectors (C, n), a batch each (C, B, …), weights (C, B); (C, n).
 
-        Dropout draws for each client on its own, from torch's global generator.
+        Dropout draws for each client on its own, from torch's global generator: what a client draws depends on how
+        many others are in the batch.
         """
         found: Tensor = self._run(_train, self._one_gradient, vectors, inputs, targets, weights)
         return found
@@ -68,11 +71,17 @@ class Programs:
         """Whether torch can batch the model's gradient and scores; tried on two clients' rows (2, 1, …)."""
         vectors = torch.zeros((len(inputs), self._layout.size), dtype=inputs.dtype, device=inputs.device)
         try:
-            self.gradients(vectors, inputs, targets, inputs.new_ones(inputs.shape[:2]))
-            self.losses_and_scores(vectors[:, None], inputs, targets)
+            with torch_seeded(0, inputs.device):  # as before in the end
+                self.gradients(vectors, inputs, targets, inputs.new_ones(inputs.shape[:2]))
+                self.losses_and_scores(vectors[:, None], inputs, targets)
         except Exception:  # whatever an own module's forward raises under vmap
             return False
         return True
+
+    @property
+    def draws(self) -> bool:
+        """Whether training draws random numbers, as dropout does: known once ``gradients`` has recorded a shape."""
+        return self._draws
 
     def _one_loss(self, vector: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
         return self._loss(self._outputs(as_tensors(vector, self._layout), inputs), targets)
@@ -103,8 +112,11 @@ class Programs:
         with torch.no_grad():
             if key not in self._recorded:
                 self._model.train(batched is _train)
-                recorded = make_fx(plain)(*arguments)
+                # Recording runs the operations, too: what they draw must not shift the draws that count.
+                with torch_seeded(0, arguments[0].device):
+                    recorded = make_fx(plain)(*arguments)
                 _drop_idle_operations(recorded)
+                self._draws = self._draws or _draws(recorded)
                 self._recorded[key] = recorded.forward
             return self._recorded[key](*arguments)
 
@@ -118,6 +130,27 @@ def _evaluate(one: Callable[..., Any]) -> Callable[..., Any]:
 
 def _train(one: Callable[..., Any]) -> Callable[..., Any]:
     return vmap(one, randomness="different")
+
+
+def _draws(recorded: GraphModule) -> bool:
+    """Whether an operation takes numbers from a generator of torch, whatever module or function called it."""
+    return any(
+        torch.Tag.nondeterministic_seeded in node.target.tags
+        for node in recorded.graph.nodes
+        if isinstance(node.target, torch._ops.OpOverload)
+    )
+
+
+@contextmanager
+def torch_seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Torch's generators of the CPU and ``device`` start from ``seed``, and are in the end as they were before."""
+    cuda = device.type == "cuda"
+    with torch.random.fork_rng(devices=[device] if cuda else []):
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed every device there is
+        if cuda:
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
+        yield
 
 
 def _drop_idle_operations(recorded: GraphModule) -> None:
