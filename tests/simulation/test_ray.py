@@ -11,8 +11,9 @@ import pytest
 from coterie.errors import CoterieError
 from coterie.simulation import SimulatedRun
 from coterie.simulation.cluster import over_ray
+from coterie.simulation.points import Record
 from coterie.simulation.rows import Rows
-from coterie.simulation.sweep import Record, Sweep, grid, run_sweep
+from coterie.simulation.sweep import Sweep, grid, run_sweep
 from coterie.tasks import ClientData, Task
 
 if find_spec("ray") is None:  # not imported here: coterie must say first what it is to listen on

@@ -14,9 +14,10 @@ import pytest
 from pyarrow import parquet
 
 from coterie.errors import CoterieError
-from coterie.simulation import SimulatedRun, sweep
+from coterie.simulation import SimulatedRun, points, sweep
+from coterie.simulation.points import Record
 from coterie.simulation.rows import Rows
-from coterie.simulation.sweep import Record, Sweep, check_folder, grid, run_sweep
+from coterie.simulation.sweep import Sweep, check_folder, grid, run_sweep
 from coterie.simulation.table import COLUMN_TYPES, as_parquet
 from coterie.tasks import ClientData, Task
 from tests.simulation.conftest import hospital_rows
@@ -144,7 +145,7 @@ def test_rounds_that_patience_saves_count_as_done(brisk: Brisk) -> None:
 def test_results_are_a_typed_table_with_its_settings_and_a_picture(brisk: Brisk, tmp_path: Path) -> None:
     task, clients = brisk
     records = swept(task, clients, tmp_path, "nu=0,3")
-    assert {file.name for file in tmp_path.iterdir()} == {"points", "results.parquet", "sweep.png"}
+    assert {file.name for file in tmp_path.iterdir()} == {"points", "sweep.json", "results.parquet", "sweep.png"}
     table = parquet.read_table(tmp_path / "results.parquet")
     assert set(table.schema.names) <= set(COLUMN_TYPES)
     assert all(table.schema.field(name).type == COLUMN_TYPES[name] for name in table.schema.names)
@@ -189,9 +190,6 @@ def test_a_folder_of_other_settings_seeds_or_data_is_refused(brisk: Brisk, tmp_p
     plan = Sweep(SimulatedRun(rounds=3, clients_per_round=4), grid(["k=1"]), 2, tmp_path)
     with pytest.raises(CoterieError, match="another rounds"):
         run_sweep(task, Rows.of(clients), plan)
-    (tmp_path / "points" / "k=1.json").write_text('{"settings": ')
-    with pytest.raises(CoterieError, match="finished grid point"):
-        swept(task, clients, tmp_path, "k=1")
 
 
 @pytest.mark.parametrize(
@@ -278,7 +276,7 @@ def test_a_full_disk_is_one_line_and_keeps_finished_points(
     brisk: Brisk, tmp_path: Path, simulated: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task, clients = brisk
-    real, room = sweep.write_atomically, 1
+    real, room = points.write_atomically, 2  # sweep.json and one point
 
     def filling(path: Path, content: bytes) -> None:
         nonlocal room
@@ -288,7 +286,7 @@ def test_a_full_disk_is_one_line_and_keeps_finished_points(
         real(path, content)
 
     with monkeypatch.context() as full:
-        full.setattr(sweep, "write_atomically", filling)
+        full.setattr(points, "write_atomically", filling)
         with pytest.raises(CoterieError, match="No space left on device; finished grid points are kept") as caught:
             swept(task, clients, tmp_path, "k=1,2")
     assert "\n" not in str(caught.value)

@@ -20,6 +20,7 @@ from coterie.rng import seeded
 from coterie.server.hypotheses import BestSoFar, initial_hypotheses
 from coterie.server.reseeding import Choices, ReseedSettings, collapsed, draws_of_round, reseed
 from coterie.simulation.engines import BatchedEngine, Engine, Floats, Vectors, best_hypotheses
+from coterie.simulation.first_rows import losses_and_scores
 from coterie.simulation.privacy import PLANNED_NOTE, SimulatedPrice, choice_for, mechanism_for, price_of
 from coterie.simulation.private_choice import PrivateChoice
 from coterie.simulation.programs import programs_of, torch_seeded
@@ -62,7 +63,8 @@ def simulate(
     others. ``on_round`` is told, after a round, how many runs had it: a model that is not batched has its runs one
     after another. Torch works in one thread meanwhile, on the device of the rows (``Rows.on``), and its global
     generators are left as they were; noise, averages and everything else of the server stay on the CPU. Raises
-    ``CoterieError`` for settings that the data or the model do not allow.
+    ``CoterieError`` for settings that the data or the model do not allow, and for a loss or score of another shape than
+    (rows,).
     """
     check_stack(runs)
     rows = clients if isinstance(clients, Rows) else Rows.of(clients)
@@ -74,6 +76,7 @@ def simulate(
 def _simulate(
     task: Task, rows: Rows, runs: Sequence[SimulatedRun], on_round: Callable[[int], None]
 ) -> list[SimulatedResult]:
+    losses_and_scores(task, rows)  # or it raises: wrong shapes would go unnoticed in means and batches
     model = task.build()
     layout = layout_of(model)
     samplers = {seed: Sampler(rows.names, run) for seed, run in {run.seed: run for run in runs}.items()}

@@ -19,8 +19,9 @@ from typing import Any
 from coterie.errors import CoterieError
 from coterie.parameters import layout_of
 from coterie.simulation import SimulatedRun, is_batched, simulate
+from coterie.simulation.points import Record
 from coterie.simulation.rows import Rows
-from coterie.simulation.sweep import Record, Runner, adding
+from coterie.simulation.sweep import Runner, adding
 from coterie.tasks import Task
 
 LOCAL = "local"

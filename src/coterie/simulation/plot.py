@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from coterie.simulation.sweep import SWEPT, Record
+from coterie.simulation.points import SWEPT, Record
 
 _WORDS = {"k": "hypotheses k", "nu": "noise multiplier ν", "C": "clipping norm C", "T": "most rounds T"}
 _SYMBOLS = {"nu": "ν"}

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from coterie.errors import CoterieError
 from coterie.parameters import layout_of
 from coterie.simulation import SimulatedRun, is_batched, simulate
+from coterie.simulation.points import Record
 from coterie.simulation.rows import Rows
-from coterie.simulation.sweep import Record, adding, in_this_process
+from coterie.simulation.sweep import adding, in_this_process
 from coterie.tasks import Task
 
 _SECONDS = 0.2  # between two looks at how far the stacks are

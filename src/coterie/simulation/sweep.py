@@ -1,12 +1,10 @@
 """A grid of simulated runs that can be interrupted: each finished grid point is a file, and is not run again."""
 
-import hashlib
 import itertools
-import json
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, replace
+from contextlib import closing
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
@@ -16,27 +14,16 @@ from typing import Any
 from coterie.errors import CoterieError
 from coterie.parameters import layout_of
 from coterie.simulation import SimulatedRun, simulate
+from coterie.simulation.points import ELSEWHERE, SWEPT, Point, Record, SweepFolder, fingerprint, writing
 from coterie.simulation.privacy import mechanism_for
 from coterie.simulation.rows import Rows
 from coterie.simulation.server_side import Sampler
 from coterie.storage import write_atomically
 from coterie.tasks import Task
 
-# What can be swept, by the paper's letters: the setting, and the kind of number it is.
-SWEPT: Mapping[str, tuple[str, type[int] | type[float]]] = {
-    "k": ("hypotheses", int),
-    "nu": ("noise_multiplier", float),
-    "C": ("clipping_norm", float),
-    "T": ("rounds", int),
-}
 MOST_SEEDS = 10_000
 _NUMBERS_AT_ONCE = 4_000_000  # parameters of all sampled clients of a stack, unless one run has more
 _RUNS_AT_ONCE = 30  # beyond it stacking gains little, and an interruption loses more
-_GO_ON = "finished grid points are kept: run the same command again to go on"
-_ELSEWHERE = "give another --out"
-
-Point = dict[str, int | float]  # a value for each swept letter
-Record = dict[str, Any]  # what ``SimulatedResult.summary`` says, and the point
 # How stacks of runs are simulated: from the task, its rows, the stacks, and what is told a stack's place and how many
 # rounds of its runs are done so far, to each stack's place and its runs' summaries, as they are finished in any order.
 Runner = Callable[
@@ -135,12 +122,14 @@ def run_sweep(
     layout = layout_of(task.build())
     for runs in plan.values():
         mechanism_for(runs[0], task, layout)
-    folder, content = sweep.folder, _fingerprint(task, rows)
+    content = fingerprint(task, rows)  # and here, a loss or score of another shape
     found: dict[int, dict[int, Record]] = {index: {} for index in plan}  # by point and seed
-    if folder is not None:
-        _make(folder)
+    folder = None
+    if sweep.folder is not None:
+        _make(sweep.folder)
+        folder = SweepFolder(sweep.folder, sweep.base, list(sweep.points[0]), sweep.seeds, content)
         for index, runs in plan.items():
-            found[index] = dict(enumerate(_read_point(_point_file(folder, sweep.points[index]), runs, content)))
+            found[index] = dict(enumerate(folder.read(sweep.points[index], runs)))
     on_found(sum(run.rounds for index, runs in plan.items() if found[index] for run in runs))
     stacks = list(_stacks(plan, found, layout.size))
     told = _Told([sum(run.rounds for _, run in stack) for stack in stacks], on_rounds)
@@ -152,13 +141,13 @@ def run_sweep(
                 found[index][run.seed] = {**sweep.points[index], **summary}
             for index in {index: None for index, _ in stacks[place]}:
                 if folder is not None and len(found[index]) == sweep.seeds:
-                    _write_point(_point_file(folder, sweep.points[index]), plan[index], content, _by_seed(found[index]))
+                    folder.write(sweep.points[index], plan[index], _by_seed(found[index]))
     everything = [record for index in plan for record in _by_seed(found[index])]
-    if folder is not None:
+    if sweep.folder is not None and folder is not None:
         settings = [
-            {"point": point, "settings": _settings(plan[index], content)} for index, point in enumerate(sweep.points)
+            {"point": point, "settings": folder.settings(plan[index])} for index, point in enumerate(sweep.points)
         ]
-        _write_results(folder, everything, {"task": task.name, "points": settings})
+        _write_results(sweep.folder, everything, {"task": task.name, "points": settings})
     return everything
 
 
@@ -167,12 +156,12 @@ def check_folder(folder: Path) -> None:
 
     Raises ``CoterieError`` where it, or the nearest folder above it that exists, is no folder or cannot be written.
     """
-    with _writing(folder, _ELSEWHERE):
+    with writing(folder, ELSEWHERE):
         above = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not above.is_dir():
-        raise CoterieError(f"Expected --out to be a folder, found a file: {above}; {_ELSEWHERE}")
+        raise CoterieError(f"Expected --out to be a folder, found a file: {above}; {ELSEWHERE}")
     if not os.access(above, os.W_OK | os.X_OK):
-        raise CoterieError(f"Expected to write to --out {folder}, found that {above} is read-only: {_ELSEWHERE}")
+        raise CoterieError(f"Expected to write to --out {folder}, found that {above} is read-only: {ELSEWHERE}")
 
 
 class _Told:
@@ -212,51 +201,10 @@ def _stacks(
         yield from (stack[first : first + at_once] for first in range(0, len(stack), at_once))
 
 
-def _fingerprint(task: Task, rows: Rows) -> str:
-    """Of the rows, and of what the task says where a run's settings leave it open."""
-    norms = dict(task.clipping_norm) if isinstance(task.clipping_norm, Mapping) else task.clipping_norm
-    said = [task.name, norms, asdict(task.training), rows.names, rows.counts.tolist()]
-    digest = hashlib.sha256(json.dumps(said).encode())
-    for tensor in (rows.inputs, rows.targets):
-        digest.update(tensor.cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()
-
-
-def _point_file(folder: Path, point: Point) -> Path:
-    name = ",".join(f"{letter}={value!r}" for letter, value in point.items()) or "point"
-    return folder / "points" / f"{name}.json"
-
-
-def _settings(runs: Sequence[SimulatedRun], content: str) -> dict[str, Any]:
-    like = {**asdict(runs[0]), "seeds": len(runs), "task and data": content}
-    return {name: value for name, value in like.items() if name != "seed"}
-
-
-def _write_point(file: Path, runs: Sequence[SimulatedRun], content: str, records: list[Record]) -> None:
-    with _writing(file.parent.parent):
-        write_atomically(file, _json({"settings": _settings(runs, content), "records": records}))
-
-
-def _read_point(file: Path, runs: Sequence[SimulatedRun], content: str) -> list[Record]:
-    try:
-        known = json.loads(file.read_text(encoding="utf-8"))
-        settings, records = known["settings"], known["records"]
-    except FileNotFoundError:
-        return []
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CoterieError(f"Expected a finished grid point in {file}, found: {error!r}; remove it") from error
-    wanted = json.loads(json.dumps(_settings(runs, content)))
-    if settings != wanted:
-        other = next((name for name in wanted if settings.get(name) != wanted[name]), "its settings")
-        raise CoterieError(f"Expected {file} to be of this sweep, found another {other}: give another --out")
-    found: list[Record] = records
-    return found
-
-
 def _make(folder: Path) -> None:
     """The folder, and proof that files can be written in it."""
     check_folder(folder)
-    with _writing(folder, _ELSEWHERE):
+    with writing(folder, ELSEWHERE):
         (folder / "points").mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=folder / "points"):
             pass
@@ -266,20 +214,7 @@ def _write_results(folder: Path, records: Sequence[Record], about: Any) -> None:
     from coterie.simulation.plot import sweep_plot
     from coterie.simulation.table import as_parquet
 
-    with _writing(folder):
+    with writing(folder):
         write_atomically(folder / "results.parquet", as_parquet(records, about))
         if len(about["points"]) > 1:
             write_atomically(folder / "sweep.png", sweep_plot(records, about["task"]))
-
-
-@contextmanager
-def _writing(folder: Path, advice: str = _GO_ON) -> Iterator[None]:
-    """Turns a file system's refusal into one line."""
-    try:
-        yield
-    except OSError as error:
-        raise CoterieError(f"Expected to write to --out {folder}, found: {error}; {advice}") from error
-
-
-def _json(value: Any) -> bytes:
-    return (json.dumps(value, indent=2, allow_nan=False) + "\n").encode()
