@@ -36,7 +36,7 @@ def test_a_folder_of_another_sweep_is_refused_though_no_point_is_the_same(brisk:
         ({"seeds": 3}, "another seeds"),
     ):
         with pytest.raises(CoterieError, match=f"sweep.json to be of this sweep, found {words}: give another --out"):
-            swept(brisk, tmp_path, "k=2", **other)  # type: ignore[arg-type]
+            swept(brisk, tmp_path, "k=2", **other)
     with pytest.raises(CoterieError, match="another swept names"):
         swept(brisk, tmp_path, "nu=3")
     task, _ = brisk

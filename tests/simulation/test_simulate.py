@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from coterie.client.assembly import data_holder
 from coterie.client.participation import Draws, answer_train, answer_validation
-from coterie.config import Assignment, ClientSettings, Reseed, Selection, Start, Weighting
+from coterie.config import Assignment, ClientSettings, Reseed, RunSettings, Selection, Start, Weighting
 from coterie.errors import CoterieError
 from coterie.mechanisms.accounting import price
 from coterie.mechanisms.events import Neighbourhood, ReleaseEvent
@@ -27,6 +27,7 @@ from coterie.simulation.engines import BatchedEngine
 from coterie.simulation.rows import Rows
 from coterie.simulation.sanitizing import draw
 from coterie.simulation.server_side import Sampler, average_all, nearest_all
+from coterie.simulation.settings import LARGEST_SELECTION_EPSILON, MOST, MOST_HYPOTHESES
 from coterie.tasks import ClientData, Task
 from tests.simulation.conftest import RAGGED, ReplayedNoise, ReplayedOrder, hospital_rows
 
@@ -369,6 +370,10 @@ def test_diverging_training_leaves_finite_hypotheses(brisk: tuple[Task, list[Cli
     ("changes", "words"),
     [
         ({"hypotheses": 0}, "--hypotheses to be at least 1, found 0"),
+        ({"hypotheses": 1001}, "--hypotheses to be at most 1000, found 1001"),
+        ({"rounds": 2**31}, "--rounds to be at most 2147483647"),
+        ({"patience": 10**400}, "--patience to be at most 2147483647, found more"),
+        ({"epochs": 2**31}, "--epochs to be at most 2147483647"),
         ({"clients_per_round": 9}, "at most 8, the clients that train of 10, found 9"),
         ({"noise_multiplier": -1.0}, "--noise-multiplier"),
         ({"noise_multiplier": float("nan")}, "--noise-multiplier"),
@@ -383,6 +388,7 @@ def test_diverging_training_leaves_finite_hypotheses(brisk: tuple[Task, list[Cli
         ),
         ({**PRIVATE, "selection_loss_bound": 1.0}, "no --selection-loss-bound with --selection randomized, found 1.0"),
         ({**PRIVATE, "selection_epsilon": 0.0}, "--selection-epsilon to be above 0"),
+        ({**PRIVATE, "selection_epsilon": 1e300}, "--selection-epsilon to be at most 1e.12, found 1e.300: --selection"),
         ({"fine_tune_epochs": -1}, "--fine-tune-epochs to be at least 0, found -1"),
         ({"fine_tune_step_size": 0.1}, "--fine-tune-epochs of at least 1 with --fine-tune-step-size, found 0"),
         ({"fine_tune_epochs": 1, "fine_tune_step_size": float("nan")}, "--fine-tune-step-size to be above 0"),
@@ -395,6 +401,32 @@ def test_bad_settings_are_one_line(
     with pytest.raises(CoterieError, match=words) as caught:
         simulate(task, clients, [hospital_run(**changes)])
     assert "\n" not in str(caught.value)
+
+
+def test_the_largest_settings_are_those_of_a_deployed_run() -> None:
+    """``RunSettings`` takes them and nothing larger."""
+    counts = ("rounds", "clients_per_round", "validate_every", "patience", "reseed_after", "epochs", "batch_size")
+    for name, most in (("hypotheses", MOST_HYPOTHESES), *((name, MOST) for name in counts)):
+        SimulatedRun(**{name: most})  # type: ignore[arg-type]
+        RunSettings(task="any", **{name: most})  # type: ignore[arg-type]
+        with pytest.raises(CoterieError, match="at most"):
+            SimulatedRun(**{name: most + 1})  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="less than or equal"):
+            RunSettings(task="any", **{name: most + 1})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("epsilon", [1e-300, LARGEST_SELECTION_EPSILON])
+@pytest.mark.parametrize("bound", [1e-300, 5e-324, 1e300])
+@pytest.mark.filterwarnings("error")
+def test_extreme_private_choices_have_a_price_and_no_warnings(
+    brisk: tuple[Task, list[ClientData]], epsilon: float, bound: float
+) -> None:
+    task, clients = brisk
+    private = {"selection": Selection.EXPONENTIAL, "selection_epsilon": epsilon, "selection_loss_bound": bound}
+    (found,) = simulate(task, clients, [hospital_run(rounds=1, step_size=1e30, **private)])
+    assert found.price is not None
+    assert 0 < found.price.tight <= found.price.pure < np.inf
+    assert found.price.pure >= epsilon
 
 
 def test_runs_that_cannot_share_a_stack_are_refused(brisk: tuple[Task, list[ClientData]]) -> None:

@@ -43,7 +43,8 @@ def probabilities(mechanism: Mechanism, losses: NDArray[np.float64]) -> NDArray[
         np.put_along_axis(weights, np.argmin(values, axis=-1)[..., None], 1.0, axis=-1)
         weights /= 1 + other * (values.shape[-1] - 1)
     else:
-        fractions = np.clip(values / mechanism.loss_bound, 0.0, 1.0)
+        with np.errstate(over="ignore"):  # an infinite quotient is clipped as any large one
+            fractions = np.clip(values / mechanism.loss_bound, 0.0, 1.0)
         weights = np.exp(-mechanism.epsilon / 2 * (fractions - fractions.min(axis=-1, keepdims=True)))
         weights /= weights.sum(axis=-1, keepdims=True)
     return weights

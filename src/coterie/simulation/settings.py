@@ -9,6 +9,12 @@ from coterie.errors import CoterieError
 from coterie.mechanisms.events import Neighbourhood
 from coterie.tasks import Task, TrainingSettings
 
+# Those of ``config.RunSettings``, which the tests compare: what no deployed run accepts is not simulated either.
+MOST_HYPOTHESES = 1000
+MOST = 2**31 - 1
+# Beyond it a choice is the plain one in all but name, and its price would leave what floating point holds.
+LARGEST_SELECTION_EPSILON = 1e12
+
 
 @dataclass(frozen=True)
 class SimulatedRun:
@@ -59,11 +65,10 @@ class SimulatedRun:
             "reseed_after",
         ):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise CoterieError(f"Expected {_flag(name)} to be at least 1, found {value}")
+            if value is not None:
+                _expect_between(name, value, 1, MOST_HYPOTHESES if name == "hypotheses" else MOST)
         for name in ("patience", "fine_tune_epochs"):
-            if (value := getattr(self, name)) < 0:
-                raise CoterieError(f"Expected {_flag(name)} to be at least 0, found {value}")
+            _expect_between(name, getattr(self, name), 0, MOST)
         if not 0 <= self.noise_multiplier < math.inf:
             raise CoterieError(
                 f"Expected --noise-multiplier to be 0 or more, and finite, found {self.noise_multiplier}"
@@ -80,6 +85,11 @@ class SimulatedRun:
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise CoterieError(f"Expected {_flag(name)} to be above 0, and finite, found {value}")
+        if self.selection_epsilon is not None and self.selection_epsilon > LARGEST_SELECTION_EPSILON:
+            raise CoterieError(
+                f"Expected --selection-epsilon to be at most {LARGEST_SELECTION_EPSILON:g}, found "
+                f"{self.selection_epsilon}: --selection argmin is the choice without privacy"
+            )
         self._expect_with("selection_epsilon", self.selection is not Selection.ARGMIN)
         self._expect_with("selection_loss_bound", self.selection is Selection.EXPONENTIAL)
         if self.fine_tune_step_size is not None and not self.fine_tune_epochs:
@@ -116,6 +126,14 @@ def check_stack(runs: Sequence[SimulatedRun]) -> None:
     like = {replace(run, seed=0, noise_multiplier=0.0, clipping_norm=None) for run in runs}
     if len(like) > 1:
         raise CoterieError("Expected stacked runs to differ in seed, noise multiplier and clipping norm only")
+
+
+def _expect_between(name: str, value: int, least: int, most: int) -> None:
+    if value < least:
+        raise CoterieError(f"Expected {_flag(name)} to be at least {least}, found {value}")
+    if value > most:
+        found = value if value < 2**63 else "more"  # of very many digits Python prints none
+        raise CoterieError(f"Expected {_flag(name)} to be at most {most}, found {found}")
 
 
 def _flag(name: str) -> str:
