@@ -88,6 +88,30 @@ def test_what_a_price_covers_is_said_and_no_more() -> None:
     assert np.isinf(found.local_tight).all()
 
 
+def test_so_many_releases_that_composing_them_would_fill_the_memory_pay_the_pure_price(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from coterie.simulation import privacy
+
+    found = price_of(MECHANISM, 2**31 - 1, CHOICE)
+    assert found is not None
+    assert found.releases == 2**31 - 1
+    assert found.tight == found.pure == pytest.approx((11 / 5 + 0.7) * (2**31 - 1), rel=1e-12)
+    assert found.local_tight == found.local_pure == pytest.approx((22 / 5 + 0.7) * (2**31 - 1), rel=1e-12)
+    assert any("is not computed: it is the pure price" in note for note in found.notes)
+    # Where both ways can be taken, the pure prices are the same and the tight ones no less.
+    composed = price_of(MECHANISM, 50)
+    privacy._price.cache_clear()
+    monkeypatch.setattr(privacy, "_MOST_COMPOSED", 49)
+    scaled = price_of(MECHANISM, 50)
+    privacy._price.cache_clear()
+    assert composed is not None
+    assert scaled is not None
+    assert (scaled.pure, scaled.local_pure) == pytest.approx((composed.pure, composed.local_pure), rel=1e-12)
+    assert scaled.tight > composed.tight
+    assert not any("not computed" in note for note in composed.notes)
+
+
 def test_without_noise_there_is_no_price() -> None:
     assert price_of(None, 3) is None
     assert price_of(None, 3, CHOICE) is None

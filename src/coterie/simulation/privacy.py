@@ -1,6 +1,6 @@
 """The deployed client's privacy, for a simulated run: its mechanism by its policy, and what its releases cost."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from coterie.simulation.settings import SimulatedRun
 from coterie.tasks import Task
 
 DELTA = 1e-5
+_MOST_COMPOSED = 1_000_000  # releases: a plan of more takes gigabytes, for hardly less than the pure price
 
 _UNPROTECTED = "this simulation's own noise is seeded and protects nobody"
 UNCOVERED_NOTE = (
@@ -51,6 +52,7 @@ PLANNED_NOTE = (
     "the run stopped early, on what held-out clients said: the price is of the most releases that one client would "
     "have made in all planned rounds, as the (epsilon, delta) price holds for a number fixed beforehand"
 )
+MANY_NOTE = f"of more than {_MOST_COMPOSED:,} releases the (epsilon, delta) price is not computed: it is the pure price"
 
 
 @dataclass(frozen=True)
@@ -169,8 +171,13 @@ def _events(mechanism: LayerwiseLaplace, choice: SelectionRelease | None) -> tup
 @lru_cache(maxsize=1024)
 def _price(events: tuple[ReleaseEvent, ...], releases: int) -> SimulatedPrice:
     accountant = Accountant()
-    accountant.add(events, times=releases)
+    many = releases > _MOST_COMPOSED
+    accountant.add(events, times=1 if many else releases)
     price = accountant.price(delta=DELTA)
+    if many:
+        pure, local_pure = price.pure * releases, price.local_pure * releases
+        notes = (*price.notes, MANY_NOTE)
+        price = replace(price, pure=pure, tight=pure, local_pure=local_pure, local_tight=local_pure, notes=notes)
     private = len(events) > 1
     compared = HEURISTIC_NOTE if not price.formal else ANY_HYPOTHESIS_NOTE if private else SAME_HYPOTHESIS_NOTE
     return SimulatedPrice(
