@@ -54,6 +54,20 @@ def test_a_stack_that_fails_says_why(brisk: Brisk) -> None:
     assert not multiprocessing.active_children()
 
 
+def test_a_tasks_own_error_is_one_line_with_its_type_and_text(brisk: Brisk) -> None:
+    def report(mean: float) -> float:
+        raise RuntimeError(f"no figure\nfor {mean:.0f}{'0' * 1000}")
+
+    task, clients = brisk
+    own = replace(task, name="own:task", report=report)
+    expected = r"^Expected task 'own:task' to be simulated, found RuntimeError: no figure for .*…; with --seeds 1"
+    with pytest.raises(CoterieError, match=expected) as caught:
+        dict(in_processes(own, Rows.of(clients), STACKS, lambda *_: None))
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 450
+    assert not multiprocessing.active_children()
+
+
 def test_a_process_that_dies_is_one_line(brisk: Brisk, monkeypatch: pytest.MonkeyPatch) -> None:
     task, clients = brisk
     monkeypatch.setattr(processes, "simulate", lambda *_, **__: os._exit(9))

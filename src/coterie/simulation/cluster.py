@@ -20,6 +20,7 @@ from coterie.errors import CoterieError
 from coterie.parameters import layout_of
 from coterie.simulation import SimulatedRun, is_batched, simulate
 from coterie.simulation.points import Record
+from coterie.simulation.processes import one_line
 from coterie.simulation.rows import Rows
 from coterie.simulation.sweep import Runner, adding
 from coterie.tasks import Task
@@ -62,11 +63,12 @@ def over_ray(address: str) -> Runner:
                 if isinstance(error.cause, CoterieError):
                     raise error.cause from error
                 raise CoterieError(
-                    f"Expected a Ray task to simulate, found {_line(error.cause)}; the same without --ray shows where"
+                    f"Expected a Ray task to simulate, found {one_line(error.cause)}; "
+                    "the same without --ray shows where"
                 ) from error
             except ray.exceptions.RayError as error:
                 raise CoterieError(
-                    f"Expected Ray's workers to live, found {_line(error)}; finished grid points are kept: "
+                    f"Expected Ray's workers to live, found {one_line(error)}; finished grid points are kept: "
                     "run the same command again to go on"
                 ) from error
 
@@ -154,7 +156,7 @@ def _connected(address: str) -> Iterator[Any]:
                     ray.init(**options)
                 except (OSError, OverflowError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
                     raise CoterieError(
-                        f"Expected to start or reach Ray for --ray {address}, found {_line(error)}"
+                        f"Expected to start or reach Ray for --ray {address}, found {one_line(error)}"
                         + ("" if local else "; HOST:PORT must be of a cluster that this machine is part of")
                     ) from error
                 if local and not ip_address(ray.util.get_node_ip_address()).is_loopback:
@@ -190,9 +192,3 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
-
-
-def _line(error: BaseException) -> str:
-    """What an error says, as one line that is not too long."""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:300]}{'…' if len(text) > 300 else ''}"

@@ -78,6 +78,11 @@ def _simulate(
         found = [result.summary() for result in simulate(task, rows, stack, on_round=on_round)]
     except CoterieError as error:
         found = error
+    except Exception as error:  # whatever a task's own functions raise
+        found = CoterieError(
+            f"Expected task {task.name!r} to be simulated, found {one_line(error)}; "
+            "with --seeds 1 and no --sweep Python shows where"
+        )
     end.send(found)
 
 
@@ -98,6 +103,12 @@ def _records(answer: Connection) -> list[Record]:
     if isinstance(found, CoterieError):
         raise found
     return found
+
+
+def one_line(error: BaseException) -> str:
+    """What an error says, as one line that is not too long."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:300]}{'…' if len(text) > 300 else ''}"
 
 
 def _end(process: BaseProcess) -> None:
