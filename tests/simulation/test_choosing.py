@@ -63,6 +63,16 @@ def test_nothing_is_suggested_from_a_single_seed_a_single_k_or_no_losses() -> No
     assert list(found.medians) == [3, 5]
 
 
+def test_a_k_that_is_passed_over_is_named() -> None:
+    runs = records({7: [None] * 5, 1: [1.0, None, None], 3: BEST, 5: [2.0, 2.0, None]})
+    (found,) = suggest(runs, ["k"])
+    assert found.passed_over == (1, 7)
+    assert str(found).endswith("; k = 1, k = 7: passed over, of fewer than 2 runs with an honest loss")
+    (whole,) = suggest(records({3: BEST, 5: BEST}), ["k"])
+    assert whole.passed_over == ()
+    assert "passed over" not in str(whole)
+
+
 def test_the_standard_error_is_that_of_medians_of_normal_losses() -> None:
     drawn = seeded(3).normal(10.0, 2.0, (4000, 41))
     spread = float(np.std(np.median(drawn, axis=1)))

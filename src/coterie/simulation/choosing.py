@@ -19,9 +19,15 @@ class Suggestion:
     medians: Mapping[int, float]
     standard_error: float  # of the best k's median
     seeds: int  # of the best k
+    passed_over: tuple[int, ...] = ()  # k of too few runs with an honest loss, which may be the better ones
 
     def __str__(self) -> str:
         """One sentence, with its numbers."""
+        names = ", ".join(f"k = {k}" for k in self.passed_over)
+        without = f"; {names}: passed over, of fewer than {FEWEST_SEEDS} runs with an honest loss" if names else ""
+        return f"{self._taken()}{without}"
+
+    def _taken(self) -> str:
         where = f"at {', '.join(f'{letter} = {value:g}' for letter, value in self.at.items())}: " if self.at else ""
         least = f"{self.medians[self.best]:.6g} (k = {self.best}, {self.seeds} seeds)"
         if self.k == self.best:
@@ -44,15 +50,15 @@ def suggest(records: Sequence[Mapping[str, Any]], letters: Sequence[str]) -> lis
     hypothesis more; a single seed that collapsed or diverged moves a median little. The standard error of a median
     of m seeds is √(π/2)·σ/√m, as for normal losses, with σ = 1.4826 times the median absolute deviation.
 
-    A k is passed over when fewer than two of its runs have an honest loss; a combination in which fewer than two k
-    are left has no suggestion. Where held-out rows are private, so is the answer: no price covers it.
+    A k is passed over, and named, when fewer than two of its runs have an honest loss; a combination in which fewer
+    than two k are left has no suggestion. Where held-out rows are private, so is the answer: no price covers it.
     """
     others = [letter for letter in letters if letter != "k"]
     groups: dict[tuple[int | float, ...], dict[int, list[float]]] = {}
     for record in records if "k" in letters else ():
+        own = groups.setdefault(tuple(record[letter] for letter in others), {}).setdefault(record["k"], [])
         if record["honest_loss"] is not None:
-            own = groups.setdefault(tuple(record[letter] for letter in others), {})
-            own.setdefault(record["k"], []).append(record["honest_loss"])
+            own.append(record["honest_loss"])
     found = []
     for key, by_k in groups.items():
         losses = {k: own for k, own in sorted(by_k.items()) if len(own) >= FEWEST_SEEDS}
@@ -63,7 +69,8 @@ def suggest(records: Sequence[Mapping[str, Any]], letters: Sequence[str]) -> lis
         error = standard_error(losses[best])
         smallest = min(k for k, median in medians.items() if median <= medians[best] + error)
         at = dict(zip(others, key, strict=True))
-        found.append(Suggestion(at, smallest, best, medians, error, len(losses[best])))
+        passed_over = tuple(sorted(by_k.keys() - losses.keys()))
+        found.append(Suggestion(at, smallest, best, medians, error, len(losses[best]), passed_over))
     return found
 
 
