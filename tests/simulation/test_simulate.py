@@ -269,6 +269,30 @@ def test_patience_ends_each_run_by_itself_and_keeps_its_best(brisk: tuple[Task, 
     assert wild.participations.sum() == wild.rounds * SAMPLED
 
 
+def test_a_run_that_is_over_beside_others_that_go_on_is_as_it_is_alone(
+    brisk: tuple[Task, list[ClientData]],
+) -> None:
+    task, clients = brisk
+    # One of three stops: it is less than half of them, and stays in their tensors.
+    runs = [
+        hospital_run(seed=seed, rounds=24, patience=2, clipping_norm=c, noise_multiplier=9.0)
+        for seed, c in ((1, 50.0), (2, 1e-4), (3, 1e-4))
+    ]
+    told: list[int] = []
+    together = simulate(task, clients, runs, on_round=told.append)
+    assert together[0].rounds < 12
+    assert min(together[1].rounds, together[2].rounds) > 12
+    assert sum(told) == sum(found.rounds for found in together)
+    for run, beside in zip(runs, together, strict=True):
+        (alone,) = simulate(task, clients, [run])
+        assert (alone.rounds, alone.best_round, alone.reseeded) == (beside.rounds, beside.best_round, beside.reseeded)
+        assert np.array_equal(alone.participations, beside.participations)
+        assert beside.participations.sum() == beside.rounds * SAMPLED
+        assert alone.price == beside.price
+        assert [record.round for record in alone.history] == [record.round for record in beside.history]
+        np.testing.assert_allclose(alone.hypotheses, beside.hypotheses, rtol=1e-4, atol=1e-5)
+
+
 def test_a_run_that_stops_early_pays_for_the_planned_rounds(
     brisk: tuple[Task, list[ClientData]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
