@@ -276,7 +276,7 @@ def test_a_run_that_is_over_beside_others_that_go_on_is_as_it_is_alone(
     # One of three stops: it is less than half of them, and stays in their tensors.
     runs = [
         hospital_run(seed=seed, rounds=24, patience=2, clipping_norm=c, noise_multiplier=9.0)
-        for seed, c in ((1, 50.0), (2, 1e-4), (3, 1e-4))
+        for seed, c in ((3, 50.0), (5, 1e-4), (7, 1e-4))
     ]
     told: list[int] = []
     together = simulate(task, clients, runs, on_round=told.append)
