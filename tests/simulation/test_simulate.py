@@ -27,7 +27,7 @@ from coterie.simulation.engines import BatchedEngine
 from coterie.simulation.rows import Rows
 from coterie.simulation.sanitizing import draw
 from coterie.simulation.server_side import Sampler, average_all, nearest_all
-from coterie.simulation.settings import LARGEST_SELECTION_EPSILON, MOST, MOST_HYPOTHESES
+from coterie.simulation.settings import LARGEST_SELECTION_EPSILON, LARGEST_STEP_SIZE, MOST, MOST_HYPOTHESES
 from coterie.tasks import ClientData, Task
 from tests.simulation.conftest import RAGGED, ReplayedNoise, ReplayedOrder, hospital_rows
 
@@ -384,9 +384,10 @@ def test_the_average_is_the_servers_to_the_last_bit() -> None:
         assert tuple(counts[run]) == expected.counts
 
 
-def test_diverging_training_leaves_finite_hypotheses(brisk: tuple[Task, list[ClientData]]) -> None:
+@pytest.mark.parametrize("step_size", [1e30, LARGEST_STEP_SIZE])
+def test_diverging_training_leaves_finite_hypotheses(brisk: tuple[Task, list[ClientData]], step_size: float) -> None:
     task, clients = brisk
-    (found,) = simulate(task, clients, [hospital_run(step_size=1e30)])
+    (found,) = simulate(task, clients, [hospital_run(step_size=step_size)])
     assert np.isfinite(found.hypotheses).all()
 
 
@@ -403,6 +404,8 @@ def test_diverging_training_leaves_finite_hypotheses(brisk: tuple[Task, list[Cli
         ({"noise_multiplier": float("nan")}, "--noise-multiplier"),
         ({"validation_fraction": 1.0}, "--validation-fraction"),
         ({"step_size": 0.0}, "--step-size"),
+        ({"step_size": 1e300}, "--step-size to be at most 1.70141e.38, found 1e.300"),
+        ({"fine_tune_epochs": 1, "fine_tune_step_size": 1e39}, "--fine-tune-step-size to be at most 1.70141e.38"),
         ({"patience": -1}, "--patience"),
         ({"selection": Selection.RANDOMIZED}, "Expected a --selection-epsilon with --selection randomized, found none"),
         ({"selection_epsilon": 1.0}, "Expected no --selection-epsilon with --selection argmin, found 1.0"),

@@ -57,7 +57,12 @@ def test_a_table_for_people_with_what_the_price_leaves_out(tmp_path: Path) -> No
     assert "not covered" in said
     assert "no d-privacy" in said
     assert "results.parquet" in done.stderr
-    assert {file.name for file in (tmp_path / "out").iterdir()} == {"points", "results.parquet", "sweep.png"}
+    assert {file.name for file in (tmp_path / "out").iterdir()} == {
+        "points",
+        "sweep.json",
+        "results.parquet",
+        "sweep.png",
+    }
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from coterie.tasks import Task, TrainingSettings
 # Those of ``config.RunSettings``, which the tests compare: what no deployed run accepts is not simulated either.
 MOST_HYPOTHESES = 1000
 MOST = 2**31 - 1
+LARGEST_STEP_SIZE = 2.0**127  # float32, in which clients compute, holds nothing twice as large
 # Beyond it a choice is the plain one in all but name, and its price would leave what floating point holds.
 LARGEST_SELECTION_EPSILON = 1e12
 
@@ -85,6 +86,9 @@ class SimulatedRun:
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise CoterieError(f"Expected {_flag(name)} to be above 0, and finite, found {value}")
+        for name in ("step_size", "fine_tune_step_size"):
+            if (value := getattr(self, name)) is not None and value > LARGEST_STEP_SIZE:
+                raise CoterieError(f"Expected {_flag(name)} to be at most {LARGEST_STEP_SIZE:g}, found {value}")
         if self.selection_epsilon is not None and self.selection_epsilon > LARGEST_SELECTION_EPSILON:
             raise CoterieError(
                 f"Expected --selection-epsilon to be at most {LARGEST_SELECTION_EPSILON:g}, found "
