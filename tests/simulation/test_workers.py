@@ -193,7 +193,7 @@ class Dying(Branching):
         """Nothing, in a worker process."""
         if os.getpid() != self.parent:
             os._exit(9)
-        raise RuntimeError("not batched")
+        return super().forward(inputs)
 
 
 def test_a_process_that_dies_is_one_line() -> None:
