@@ -224,14 +224,13 @@ def _suggest(records: Sequence[dict[str, Any]], letters: Sequence[str], tell: Ca
 
 def _print_table(records: Sequence[dict[str, Any]], letters: Sequence[str], seeds: int) -> None:
     console = Console()
-    # Ten columns fit in 80 characters.
     table = Table(title=records[0]["metric_name"], box=SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False)
     tuned = any(record["fine_tuned_metric"] is not None for record in records)
     metrics = ("metric", "honest", *(("tuned",) if tuned else ()))
     for name in (*letters, *(("runs",) if letters else ("seed",)), *metrics, "rounds", "collapsed"):
         table.add_column(name, justify="right")
-    table.add_column("pure ε", justify="right")
-    table.add_column("ε at δ = 1e-5", justify="right")
+    for name in ("pure ε", "ε at δ = 1e-5", "any two"):
+        table.add_column(name, justify="right", overflow="fold")  # a price is never cut short
     groups = _by_point(records, letters).values() if letters else [[record] for record in records]
     for own in groups:
         prices = [record["price"] for record in own if record["price"]]
@@ -245,13 +244,15 @@ def _print_table(records: Sequence[dict[str, Any]], letters: Sequence[str], seed
             str(sum(record["collapsed"] for record in own)),
             _most(prices, "pure"),
             _most(prices, "tight"),
+            _most(prices, "local_tight"),
         )
     console.print(table)
     console.print(
         ("Medians over seeds; prices are the largest. " if letters else "")
         + "metric: each held-out client by the hypothesis that fits best the rows it is scored on; honest: chosen on "
         "half of its rows, scored on the other half"
-        + ("; tuned: the same, after training on with the half that chose." if tuned else "."),
+        + ("; tuned: the same, after training on with the half that chose." if tuned else ".")
+        + " The last three columns are the notes' pure, tight and local_tight.",
         style="dim",
     )
     for note in dict.fromkeys(note for record in records for note in (record["price"] or {}).get("notes", ())):
@@ -260,7 +261,7 @@ def _print_table(records: Sequence[dict[str, Any]], letters: Sequence[str], seed
 
 def _median(values: Sequence[float | None]) -> str:
     known = [value for value in values if value is not None]
-    return f"{statistics.median(known):.6g}" if known else "-"
+    return f"{statistics.median(known):.5g}" if known else "-"
 
 
 def _most(prices: Sequence[dict[str, Any]], name: str) -> str:
