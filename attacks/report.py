@@ -151,8 +151,8 @@ def _prices(results: Mapping[str, Any]) -> str:
         for condition in priced
     ]
     caption = (
-        "What the guarantee of a fixed neighbourhood allows between any two values of the rows: prices ε, and the "
-        "largest rate at which anybody could pick one of 100 equally likely rows, e^ε/(e^ε + 99)."
+        "What the guarantee of a fixed neighbourhood allows between any two values of the rows, from one hypothesis: "
+        "prices ε, and the largest rate at which anybody could pick one of 100 equally likely rows, e^ε/(e^ε + 99)."
     )
     head = ["ν", "T", "pure ε", f"ε at δ = {priced[0]['price']['delta']:g}", "identified at most"]
     return _table(caption, head, rows)
